@@ -1,0 +1,270 @@
+"""Every difference between versions of torch and Triton, and the only place that patches anything.
+
+Whatever tracing or interpreting must patch is patched in a context manager here, and put back also when it raises.
+Nothing runs at import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import linecache
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+TORCH_ROOT = str(Path(torch.__file__).parent)
+
+
+def source_name(source: Any) -> str:
+    """A Dynamo source as a Python expression over L and G (a property on 2.11 to 2.14, a method before)."""
+    name = source.name
+    return name() if callable(name) else name
+
+
+def source_line(file: str, line: int) -> str:
+    return linecache.getline(file, line).rstrip("\n")
+
+
+@contextlib.contextmanager
+def fake_tracing(mode: Any) -> Iterator[None]:
+    """Runs under the fake mode of Dynamo's example values. The tracing context holds another one: mixing them fails."""
+    with mode if mode is not None else contextlib.nullcontext():
+        yield
+
+
+def make_aten(run: Callable[..., Any], fakes: Sequence[Any]) -> fx.GraphModule:
+    """Traces `run` over fake values to an aten graph that keeps in-place ops."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True, record_module_stack=False)(*fakes)
+
+
+@contextlib.contextmanager
+def dynamo_settings(unbacked_sources: str, unbacked: bool) -> Iterator[None]:
+    """Dynamo as capwise wants it, for one call: scalars and data-dependent sizes captured, nothing made dynamic by
+    itself, as many programs as a model has branches."""
+    dynamo = {
+        "capture_scalar_outputs": True,
+        "capture_dynamic_output_shape_ops": True,
+        "automatic_dynamic_shapes": False,
+        "assume_static_by_default": True,
+        "recompile_limit": 256,
+        "fail_on_recompile_limit_hit": True,
+    }
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch._dynamo.config.patch(dynamo))
+        if unbacked_sources:
+            stack.enter_context(torch.compiler.config.patch(unbacked_sources=unbacked_sources))
+        if not unbacked:
+            stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))
+        yield
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Triton kernels on a machine without a GPU, through Triton's own interpreter.
+
+_INTERPRETING: ContextVar[bool] = ContextVar("capwise_interpreting", default=False)
+
+
+def interpreting() -> bool:
+    """True inside `interpreted()`: a Triton kernel launched now runs on CPU tensors."""
+    return _INTERPRETING.get()
+
+
+@contextlib.contextmanager
+def interpreted() -> Iterator[None]:
+    """Every launch `kernel[grid](...)` inside runs in Triton's interpreter, on CPU tensors and with no compiler.
+
+    Patched here and put back on leaving: `JITFunction.run` (launches), `JITFunction.__call__` (kernels that call
+    kernels) and what the interpreter itself replaces in `triton.language` (it does not put all of it back).
+    Arithmetic on bfloat16 is silently wrong in the interpreter: kernels must work in float32.
+
+    Raises:
+        ImportError: triton is not installed.
+    """
+    if interpreting():
+        yield
+        return
+    from triton.runtime import interpreter
+    from triton.runtime.jit import JITFunction
+
+    parts = [(part, dict(vars(part))) for part in (*_language_parts(), JITFunction, interpreter)]
+    token = _INTERPRETING.set(True)
+    try:
+        JITFunction.run = _launch
+        JITFunction.__call__ = _call
+        interpreter._patch_lang_tensor = functools.partial(_patch_tensor, interpreter._patch_lang_tensor)
+        yield
+    finally:
+        _INTERPRETING.reset(token)
+        for part, before in parts:
+            _put_back(part, before)
+
+
+def run_interpreted(kernel: Any, grid: Any, **bound: Any) -> None:
+    """One launch of a `@triton.jit` kernel in the interpreter: every program in turn, on CPU tensors.
+
+    Args:
+        kernel: the JITFunction.
+        grid: a tuple of up to three ints, or a callable that makes one from the bound arguments.
+        bound: the kernel's arguments by name, constexprs included; launch options such as num_warps are ignored.
+    """
+    import numpy
+    from torch.utils._python_dispatch import _disable_current_modes
+    from triton.runtime.interpreter import GridExecutor
+
+    with interpreted(), _disable_current_modes(), numpy.errstate(all="ignore"):
+        body = _interpreter_of(kernel.fn)
+        arguments = {**_defaults(kernel), **{k: v for k, v in bound.items() if k in kernel.arg_names}}
+        for parameter in kernel.params:  # the interpreter knows no bool that is not a constexpr
+            if isinstance(arguments[parameter.name], bool) and not parameter.is_constexpr:
+                arguments[parameter.name] = int(arguments[parameter.name])
+        executor = GridExecutor(body.rewrite(), body.arg_names, tuple(grid(arguments) if callable(grid) else grid))
+        # The tensors are on the CPU already: no copy of whole storages there and back at each launch.
+        executor._init_args_hst = lambda args, kwargs: (args, kwargs)
+        executor._restore_args_dev = lambda *_: None
+        executor(**arguments)
+
+
+def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+    if not warmup:
+        run_interpreted(kernel, grid, **dict(zip(kernel.arg_names, args)), **kwargs)
+
+
+def _call(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    return _interpreter_of(kernel.fn).rewrite()(*args, **kwargs)
+
+
+def _patch_tensor(original: Callable[..., None], tensor: Any, *scope: Any) -> None:
+    """Triton 3.6 turns a loop bound into an int in a way that numpy 2.4 refuses."""
+    original(tensor, *scope)
+    tensor.__index__ = lambda self: int(self.handle.data.squeeze())
+
+
+def _defaults(kernel: Any) -> dict[str, Any]:
+    parameters = kernel.signature.parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+@functools.cache
+def _interpreter_of(fn: Any) -> Any:
+    """The interpreter's form of a kernel's function, made over a copy of its globals, as rewriting adds names to them.
+
+    The copy also holds `triton.language` and its core under two names of ours: what a launch patches is found there,
+    and a kernel may call helpers that know only one of the two.
+    """
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+
+    names = {**fn.__globals__, **inspect.getclosurevars(fn).nonlocals, "_capwise_tl": tl, "_capwise_core": tl.core}
+    copy = types.FunctionType(fn.__code__, names, fn.__name__, fn.__defaults__, fn.__closure__)
+    copy.__annotations__ = dict(fn.__annotations__)
+    copy.__kwdefaults__ = fn.__kwdefaults__
+    return InterpretedFunction(copy)
+
+
+def _language_parts() -> list[Any]:
+    import triton.language as tl
+
+    classes = [getattr(tl.core, name, None) for name in ("tensor", "dtype", "tensor_descriptor_base")]
+    return [tl, tl.core, tl.math, *(c for c in classes if c is not None)]
+
+
+def _put_back(part: Any, before: dict[str, Any]) -> None:
+    now = dict(vars(part))
+    for name in now.keys() - before.keys():
+        delattr(part, name)
+    for name, value in before.items():
+        if now.get(name) is not value:
+            setattr(part, name, value)
+
+
+@contextlib.contextmanager
+def recording_launches(record: Callable[[Any, Any, dict[str, Any]], None]) -> Iterator[None]:
+    """Inside, every Triton launch goes to `record(kernel, grid, bound arguments)` in place of running."""
+    try:
+        from triton.runtime.jit import JITFunction
+    except ImportError:  # no Triton: nothing can launch
+        yield
+        return
+    with interpreted():
+        before = JITFunction.run
+
+        def launch(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+            if not warmup:
+                record(kernel, grid, {**_defaults(kernel), **dict(zip(kernel.arg_names, args)), **kwargs})
+
+        JITFunction.run = launch
+        try:
+            yield
+        finally:
+            JITFunction.run = before
+
+
+def custom_op_body(op: torch._ops.OpOverload, device: str) -> Callable[..., Any] | None:
+    """The Python body of a `torch.library.custom_op` on a device; None where the op has none that can be seen."""
+    from torch._library.custom_ops import OPDEFS
+
+    definition = OPDEFS.get(op._schema.name)
+    if definition is None:
+        return None
+    bodies = definition._backend_fns
+    return bodies.get(device) or bodies.get(None) or definition._init_fn
+
+
+def branch_errors() -> tuple[type[BaseException], ...]:
+    """What Dynamo raises where the host branches on an unbacked size."""
+    from torch._dynamo.exc import UserError
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return (UserError, GuardOnDataDependentSymNode)
+
+
+def graph_break_errors() -> tuple[type[BaseException], ...]:
+    """What Dynamo raises where it would have to break the graph."""
+    from torch._dynamo.exc import TorchRuntimeError, Unsupported
+
+    return (Unsupported, TorchRuntimeError)
+
+
+def user_span(error: BaseException) -> Any:
+    """The user's line that Dynamo was tracing when it raised."""
+    from capwise.report import Span
+
+    stack = getattr(error, "real_stack", None)
+    frames = [f for f in stack or [] if TORCH_ROOT not in f.filename]
+    return Span(frames[-1].filename, frames[-1].lineno or 0) if frames else None
+
+
+_PYTHON_GUARDS = {"EQUALS_MATCH", "CONSTANT_MATCH", "BOOL_MATCH", "NONE_MATCH"}
+
+
+def python_guards(named: Any, sources: Sequence[str]) -> list[tuple[Callable[[], Any], Any]]:
+    """Python values on the model that Dynamo specialised on, as (read it now, what it was): direct calls leave out
+    Dynamo's own guards."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None or named is None:
+        return []
+    found: list[tuple[Callable[[], Any], Any]] = []
+    for guard in context.guards_context.dynamo_guards:
+        name = guard.name if isinstance(guard.name, str) else guard.name()
+        if guard.create_fn_name() not in _PYTHON_GUARDS or not name.startswith("L['self']"):
+            continue
+        code = compile(name, "<guard>", "eval")
+        scope = {"L": {"self": named}}
+
+        def read(code: Any = code, scope: dict[str, Any] = scope) -> Any:
+            try:
+                return eval(code, scope)  # noqa: S307 - Dynamo's own source expression
+            except (AttributeError, KeyError, IndexError):
+                return NotImplemented
+
+        found.append((read, read()))
+    return found

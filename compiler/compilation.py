@@ -1,0 +1,142 @@
+"""What one compilation knows, and the base of its passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import sympy
+import torch
+from torch import fx
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from capwise.axes import Space
+from capwise.facts import val
+from capwise.options import Options
+from capwise.report import Report
+from capwise.trace import Arrival, Traced
+from capwise.transfer.flow import Hazard, Value
+
+
+@dataclass
+class Compilation:
+    """Everything between the trace and the Program.
+
+    exact: symbols whose captured extent is the live one (all but the first of a key). capacity: captured extent of
+    symbols outside the key. strided: staged inputs that some batch brought with a stride.
+    """
+
+    traced: Traced
+    options: Options
+    space: Space
+    outside: frozenset[str]
+    capacity: dict[str, int]
+    strided: frozenset[str] = frozenset()
+    report: Report = field(default_factory=Report)
+    hazards: list[Hazard] = field(default_factory=list)
+    trial: list[Hazard] = field(default_factory=list)
+    staged_fills: dict[str, Value] = field(default_factory=dict)
+    scratch: list[tuple[str, int, int]] = field(default_factory=list)
+    eager: dict[fx.Node, str] = field(default_factory=dict)
+    live: dict[str, fx.Node] = field(default_factory=dict)
+    fills: int = 0
+    copies: int = 0
+    levels: dict[fx.Node, int] = field(default_factory=dict)
+    steps: list[Any] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.traced.graph.graph
+
+    def last_symbol(self, name: str) -> sympy.Symbol:
+        """Stands for the last live value of an input."""
+        return sympy.Symbol(f"last_{name}")
+
+    def live_scalar(self, symbol: str) -> fx.Node:
+        """The graph input that holds the live extent of a symbol on the device, made at first use."""
+        if symbol not in self.live:
+            first = next(iter(self.graph.nodes))
+            with self.graph.inserting_before(first):
+                node = self.graph.placeholder(f"live_{symbol}")
+            mode = fake_mode(self.graph)
+            with mode:
+                node.meta["val"] = torch.empty((), dtype=torch.int64, device=device_of(self.graph))
+            self.traced.arrivals[node] = Arrival("live", symbol, expr=self.space.sympy[symbol])
+            self.live[symbol] = node
+        return self.live[symbol]
+
+
+class CompilerPass(PassBase):
+    """One idea. `needs` and `gives` name facts; the pipeline checks their order when it is built."""
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+    gives: ClassVar[tuple[str, ...]] = ()
+    codes: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, state: Compilation) -> None:
+        super().__init__()
+        self.state = state
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        changed = self.run(graph_module.graph)
+        if changed:
+            graph_module.graph.lint()
+            graph_module.recompile()
+        return PassResult(graph_module, changed)
+
+    def run(self, graph: fx.Graph) -> bool:
+        """Does the work; returns whether the graph changed."""
+        raise NotImplementedError(type(self).__name__)
+
+
+def fake_mode(graph: fx.Graph) -> Any:
+    for node in graph.nodes:
+        if isinstance(val(node), torch.Tensor):
+            return val(node).fake_mode
+    raise ValueError("graph: expected at least one tensor")
+
+
+def device_of(graph: fx.Graph) -> torch.device:
+    return next(val(n).device for n in graph.nodes if isinstance(val(n), torch.Tensor))
+
+
+class Editor:
+    """Inserts nodes with their fake values, attributed to the user's line of the node that they serve."""
+
+    def __init__(self, state: Compilation, before: fx.Node) -> None:
+        self.state, self.before = state, before
+        self.mode = fake_mode(state.graph)
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        with self.state.graph.inserting_before(self.before):
+            node = self.state.graph.call_function(target, args, kwargs)
+        values = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with self.mode, torch.no_grad():
+            node.meta["val"] = target(*values[0], **values[1])
+        node.meta["stack_trace"] = self.before.meta.get("stack_trace")
+        return node
+
+    def size(self, node: fx.Node, dim: int) -> Any:
+        size = node.meta["val"].shape[dim]
+        return size if isinstance(size, int) else self.call(torch.ops.aten.sym_size.int, node, dim)
+
+    def expression(self, expr: Any) -> fx.Node:
+        """An affine expression over live extents, as a 0-d int64 tensor."""
+        total: fx.Node | None = None
+        constant = 0
+        for term in expr.expand().as_ordered_terms():
+            scale, symbol = term.as_coeff_Mul()
+            if symbol == 1:
+                constant += int(scale)
+                continue
+            scalar = self.state.live_scalar(self.state.space.names[symbol])
+            if scale != 1:
+                scalar = self.call(torch.ops.aten.mul.Tensor, scalar, int(scale))
+            total = scalar if total is None else self.call(torch.ops.aten.add.Tensor, total, scalar)
+        if total is None:
+            raise ValueError(f"expression: expected a live extent; got {expr}")
+        return self.call(torch.ops.aten.add.Tensor, total, constant) if constant else total

@@ -1,0 +1,114 @@
+"""Static buffers: where a step's inputs stand while its graph runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from capwise.labels import InputError
+from capwise.transfer.flow import LAST
+
+Noise = Callable[[str, torch.Tensor], None]
+
+
+class Arena:
+    """One buffer a staged input, shared by all programs, keys and buckets of a model.
+
+    A bucket sees a dense view of the front of the buffer at its captured extents, so whatever bucket ran last leaves
+    its rows there: that is what fills are for. With `keep_strides` (repair="none") buffers are laid out as the first
+    batch was, which is what a naive engine does.
+    """
+
+    def __init__(self, keep_strides: bool = False) -> None:
+        self.keep_strides = keep_strides
+        self._flat: dict[tuple[str, torch.dtype, str], torch.Tensor] = {}
+        self._strided: dict[tuple[Any, ...], torch.Tensor] = {}
+        self.pool: Any = None
+
+    def view(self, name: str, like: torch.Tensor, shape: Sequence[int], most: Sequence[int]) -> torch.Tensor:
+        """The buffer of `name` at this shape; `most` is the largest shape that any bucket asks for."""
+        if self.keep_strides and not like.is_contiguous():
+            return self._like(name, like, shape)
+        key = (name, like.dtype, str(like.device))
+        needed = max(math.prod(shape), math.prod(most))
+        flat = self._flat.get(key)
+        if flat is None or flat.numel() < needed:
+            # A larger buffer does not move an older one: graphs that were recorded over it keep it.
+            flat = torch.zeros(needed, dtype=like.dtype, device=like.device)
+            self._flat[key] = flat
+        return flat[: math.prod(shape)].view(tuple(shape))
+
+    def _like(self, name: str, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        key = (name, tuple(shape), like.stride())
+        if key not in self._strided:
+            span = 1 + sum((n - 1) * s for n, s in zip(shape, like.stride()))
+            storage = torch.zeros(max(span, 1), dtype=like.dtype, device=like.device)
+            self._strided[key] = storage.as_strided(tuple(shape), like.stride())
+        return self._strided[key]
+
+    def poison(self, noise: Noise) -> None:
+        """Overwrites every buffer; live rows are staged over it afterwards."""
+        for (name, *_), flat in self._flat.items():
+            noise(name, flat)
+        for (name, *_), tensor in self._strided.items():
+            noise(name, tensor)
+
+    def addresses(self) -> set[int]:
+        return {t.data_ptr() for t in (*self._flat.values(), *self._strided.values())}
+
+
+def stage(place: torch.Tensor, value: torch.Tensor, padded: Sequence[int], fill: Any) -> None:
+    """Copies live rows into a buffer and fills the tails of its padded dimensions.
+
+    Args:
+        place: the buffer at captured extents.
+        value: the live rows; same rank, no larger.
+        padded: dimensions that have a tail.
+        fill: a number, "last", or None to leave tails as they are.
+    """
+    live = place
+    for dim in padded:
+        live = live.narrow(dim, 0, value.shape[dim])
+    live.copy_(value, non_blocking=True)
+    if fill is not None:
+        fill_tail(place, value.shape, padded, fill)
+
+
+def fill_tail(place: torch.Tensor, shape: Sequence[int], padded: Sequence[int], fill: Any) -> None:
+    """Fills what lies past the live rows, one padded dimension after the other."""
+    for dim in padded:
+        live, captured = shape[dim], place.shape[dim]
+        if live == captured:
+            continue
+        tail = place.narrow(dim, live, captured - live)
+        if fill != LAST:
+            tail.fill_(fill)
+        elif live:
+            tail.copy_(place.narrow(dim, live - 1, 1).expand_as(tail))
+        else:
+            tail.zero_()
+
+
+def whole_buffer(name: str, view: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The engine's own storage behind a view, at captured extents.
+
+    Raises:
+        InputError: the storage ends before the captured extent.
+    """
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, view.stride()))
+    have = view.untyped_storage().nbytes() // view.element_size() - view.storage_offset()
+    if span > have:
+        raise InputError(
+            f"{name}: CW205: expected a buffer that reaches to the captured extent {tuple(shape)} ({span} elements); "
+            f"its storage holds {have}"
+        )
+    return view.as_strided(tuple(shape), view.stride())
+
+
+def most_shape(dims: Sequence[Any], shape: Sequence[int], largest: Mapping[str, int]) -> list[int]:
+    """The largest shape of a described input over all buckets."""
+    sizes = [d.extent(largest) if d.symbol in largest else n for d, n in zip(dims, shape)]
+    return [n if s is None else max(s, n) for s, n in zip(sizes, shape)]

@@ -1,0 +1,292 @@
+"""Runs a Program: binds it once a bucket, then replays a flat list of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from capwise.axes import as_expr
+from capwise.labels import Spec
+from capwise.program import Output, Program, Step
+from capwise.runtime import graph, tape
+from capwise.runtime.arena import Arena, fill_tail, most_shape, stage, whole_buffer
+from capwise.runtime.live import live_view
+
+Batch = Mapping[str, Any]
+Extents = Mapping[str, int]
+
+
+@dataclass
+class Bound:
+    """A program at one bucket: values at captured extents, and the calls of a step."""
+
+    captured: dict[str, int]
+    values: dict[str, Any]
+    calls: list[Callable[[], None]] = field(default_factory=list)
+    recordings: dict[str, Any] = field(default_factory=dict)
+    raw: dict[str, Any] = field(default_factory=dict)
+    live: dict[str, int] = field(default_factory=dict)
+    stagings: list[Callable[[Batch], None]] = field(default_factory=list)
+
+
+class Executor:
+    """Runs one Program over one Arena.
+
+    capture: "tape", "graph" or "off". Where it is off, or a batch is larger than every bucket, pieces run as they are
+    at live extents.
+    """
+
+    def __init__(self, program: Program, arena: Arena, capture: str, pieces: Mapping[str, Callable[..., Any]]) -> None:
+        self.program, self.arena, self.capture = program, arena, capture
+        self.pieces = dict(pieces)
+        self.state: dict[str, Any] = {}
+        self.bound: dict[tuple[int, ...], Bound] = {}
+        self.largest: dict[str, int] = dict(program.capacity)
+        self._symbols = sorted(program.space.sympy)
+
+    # ------------------------------------------------------------------------------------------------ a step
+    def step(self, batch: Batch, extents: Extents, captured: Mapping[str, int] | None) -> list[Any]:
+        """One step; returns the graph outputs at live extents, valid until the next step."""
+        if captured is None or self.capture == "off":
+            return self._uncaptured(batch, extents)
+        key = tuple(captured[s] for s in self._symbols if s in captured)
+        bound = self.bound.get(key)
+        if bound is None:
+            return self._first(key, batch, extents, dict(captured))
+        bound.live = dict(extents)
+        for put in bound.stagings:
+            put(batch)
+        for call in bound.calls:
+            call()
+        return self._finish(bound, batch)
+
+    def _first(self, key: tuple[int, ...], batch: Batch, extents: Extents, captured: dict[str, int]) -> list[Any]:
+        """Binds a bucket while running its first step. A tape records as it runs. A device graph records without
+        running, so the step runs once as it is, and is recorded afterwards: state moves on exactly once."""
+        bound = Bound(captured, dict(self.state), live=dict(extents))
+        self._bind_inputs(bound, batch)
+        for put in bound.stagings:
+            put(batch)
+        for one in self.program.steps:
+            self._run_first(bound, one)
+        outputs = self._finish(bound, batch)
+        if self.capture == "graph":
+            outputs = [
+                o.clone() if isinstance(o, torch.Tensor) and kind.kind == "value" else o
+                for o, kind in zip(outputs, self.program.outputs)
+            ]
+            self._record_graphs(bound)
+        self.bound[key] = bound
+        return outputs
+
+    def _run_first(self, bound: Bound, one: Step) -> None:
+        if one.kind == "seam":
+            call = self._seam_call(bound, one)
+            call()
+            bound.calls.append(call)
+            return
+        args = self._arguments(bound, one)
+        if self.capture == "tape":
+            outs, recording = tape.record(one.module, args)
+            bound.recordings[one.name] = recording
+            bound.calls.append(recording.replay)
+        else:
+            outs = self.pieces[one.name](*args)
+        bound.values.update(zip(one.outputs, outs))
+
+    def _record_graphs(self, bound: Bound) -> None:
+        torch.cuda.synchronize()
+        if self.arena.pool is None:
+            self.arena.pool = graph.DevicePool()
+        calls: list[Callable[[], None]] = []
+        seams = iter(bound.calls)
+        for one in self.program.steps:
+            if one.kind == "seam":
+                calls.append(next(seams))
+                continue
+            outs, recording = graph.record(self.pieces[one.name], self._arguments(bound, one), self.arena.pool)
+            bound.recordings[one.name] = recording
+            bound.values.update(zip(one.outputs, outs))
+            calls.append(recording.replay)
+        bound.calls = calls
+
+    # ------------------------------------------------------------------------------------------------ inputs
+    def _bind_inputs(self, bound: Bound, batch: Batch) -> None:
+        for name, arrival in self.program.arrivals.items():
+            if arrival.kind == "symbol":
+                bound.values[name] = evaluate(arrival.expr, self.program, bound.captured)
+            elif arrival.kind == "live":
+                self._bind_live(bound, name, arrival.name)
+            elif arrival.kind == "host":
+                bound.values[name] = self._host(arrival.source, batch)
+            elif arrival.kind == "input":
+                self._bind_input(bound, name, arrival.name, batch)
+
+    def _bind_live(self, bound: Bound, name: str, symbol: str) -> None:
+        place = self.arena.view(f"live {symbol}", self._int64(), (), ())
+        bound.values[name] = place
+
+        def put(_: Batch) -> None:
+            place.fill_(bound.live[symbol])
+
+        bound.stagings.append(put)
+
+    def _int64(self) -> torch.Tensor:
+        device = next(v.device for v in self.program.values.values())
+        return torch.empty((), dtype=torch.int64, device=device)
+
+    def _bind_input(self, bound: Bound, name: str, argument: str, batch: Batch) -> None:
+        value = batch[argument]
+        spec = self.program.specs.get(argument)
+        if spec is None:
+            bound.values[name] = value
+            return
+        axes = self.program.values[name].axes
+        shape = [self.program.space.extent(a, bound.captured) for a in axes]
+        padded = [d for d, a in enumerate(axes) if self.program.space.is_padded(a)]
+        fill = self.program.staged_fills.get(argument)
+        if spec.kind == "buffer":
+            place = whole_buffer(argument, value, shape)
+
+            def put(now: Batch) -> None:
+                if fill is not None:
+                    fill_tail(place, now[argument].shape, padded, fill)
+        else:
+            place = self._place(argument, spec, value, shape)
+
+            def put(now: Batch) -> None:
+                stage(place, now[argument], padded, fill)
+
+        bound.values[name] = place
+        bound.stagings.append(put)
+
+    def _place(self, argument: str, spec: Spec, value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        most = most_shape(spec.dims, shape, self.largest) if spec.dims else shape
+        return self.arena.view(argument, value, shape, most)
+
+    def _host(self, source: str, batch: Batch) -> Any:
+        """A host number that Dynamo lifted: a stride, or the size of an axis that nobody named."""
+        return eval(source, {"L": {"batch": batch, **batch}})  # noqa: S307 - Dynamo's own source expression
+
+    # ------------------------------------------------------------------------------------------------ pieces, seams
+    def _arguments(self, bound: Bound, one: Step) -> list[Any]:
+        return [bound.values[n] for n in one.inputs]
+
+    def _seam_call(self, bound: Bound, one: Step) -> Callable[[], None]:
+        module = one.module
+
+        def call() -> None:
+            args = [self._live_argument(bound, n) for n in one.inputs]
+            with torch.no_grad():
+                outs = module(*args)
+            for name, argument in zip(one.inputs, args):
+                if name in one.mutated:
+                    self._write_back(bound, name, argument)
+            for name, out in zip(one.outputs, outs):
+                self._keep(bound, name, out)
+
+        return call
+
+    def _live_argument(self, bound: Bound, name: str) -> Any:
+        if name in bound.raw:
+            return bound.raw[name]
+        arrival = self.program.arrivals.get(name)
+        if arrival is not None and arrival.kind == "symbol":
+            return evaluate(arrival.expr, self.program, bound.live)
+        value = bound.values[name]
+        known = self.program.values.get(name)
+        if known is None or not isinstance(value, torch.Tensor):
+            return value
+        live = live_view(value, known.axes, self.program.space, bound.live, bound.captured)
+        # A stride that a captured extent went into is not the stride that eager would see.
+        return live if live is value or _same_strides(live, value) else live.contiguous()
+
+    def _write_back(self, bound: Bound, name: str, argument: Any) -> None:
+        known = self.program.values.get(name)
+        if known is None or not isinstance(argument, torch.Tensor) or name in bound.raw:
+            return
+        place = live_view(bound.values[name], known.axes, self.program.space, bound.live, bound.captured)
+        if place.data_ptr() != argument.data_ptr():
+            place.copy_(argument)
+
+    def _keep(self, bound: Bound, name: str, out: Any) -> None:
+        """A seam's result: as it is for later seams and outputs, and at its captured extent for pieces."""
+        bound.raw[name] = out
+        known = self.program.values.get(name)
+        if known is None or not isinstance(out, torch.Tensor) or not self._is_read_by_piece(name):
+            return
+        place = bound.values.get(name)
+        if place is None:
+            shape = [self.program.space.extent(a, bound.captured) for a in known.axes]
+            place = bound.values[name] = self.arena.view(f"seam {name}", out, shape, shape)
+        live_view(place, known.axes, self.program.space, bound.live, bound.captured).copy_(out)
+
+    def _is_read_by_piece(self, name: str) -> bool:
+        return any(s.kind == "piece" and name in s.inputs for s in self.program.steps)
+
+    # ------------------------------------------------------------------------------------------------ outputs
+    def _finish(self, bound: Bound, batch: Batch) -> list[Any]:
+        for name, arrival in self.program.arrivals.items():
+            if arrival.name in self.program.mutated_inputs and arrival.kind == "input":
+                known = self.program.values[name]
+                live = live_view(bound.values[name], known.axes, self.program.space, bound.live, bound.captured)
+                if live.data_ptr() != batch[arrival.name].data_ptr():
+                    batch[arrival.name].copy_(live)
+        return [self._output(bound, o, batch) for o in self.program.outputs]
+
+    def _output(self, bound: Bound, output: Output, batch: Batch) -> Any:
+        if output.kind == "input":
+            return batch[output.name]
+        if output.kind == "state":
+            return bound.values[output.name]
+        if output.kind == "host":
+            return int(evaluate(output.expr, self.program, bound.live))
+        if output.kind == "constant":
+            return output.expr
+        if output.name in bound.raw:
+            return bound.raw[output.name]
+        known = self.program.values[output.name]
+        value = bound.values[output.name]
+        live = live_view(value, known.axes, self.program.space, bound.live, bound.captured)
+        if self.program.options.outputs == "copy":
+            return live.clone()
+        return live if _same_strides(live, value) else live.contiguous()
+
+    # ------------------------------------------------------------------------------------------------ uncaptured
+    def _uncaptured(self, batch: Batch, extents: Extents) -> list[Any]:
+        """The same pieces, at live extents, recorded nowhere."""
+        bound = Bound(dict(extents), dict(self.state), live=dict(extents))
+        for name, arrival in self.program.arrivals.items():
+            if arrival.kind == "symbol":
+                bound.values[name] = evaluate(arrival.expr, self.program, extents)
+            elif arrival.kind == "live":
+                bound.values[name] = self._int64().fill_(extents[arrival.name])
+            elif arrival.kind == "host":
+                bound.values[name] = self._host(arrival.source, batch)
+            elif arrival.kind == "input":
+                value = batch[arrival.name]
+                bound.values[name] = value.contiguous() if arrival.name in self.program.specs else value
+        for one in self.program.steps:
+            run = self.pieces[one.name] if one.kind == "piece" else one.module
+            args = [bound.raw.get(n, bound.values.get(n)) for n in one.inputs]
+            with torch.no_grad():
+                outs = run(*args)
+            bound.values.update(zip(one.outputs, outs))
+        return self._finish(bound, batch)
+
+
+def _same_strides(live: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a live slice has the strides that a tensor of its own size would have."""
+    if live is whole or not whole.is_contiguous():
+        return live.is_contiguous() or live.stride() == whole.stride() and not whole.is_contiguous()
+    return live.is_contiguous()
+
+
+def evaluate(expr: Any, program: Program, extents: Extents) -> int:
+    """A size expression at given extents."""
+    sympy_symbols = program.space.sympy
+    value = as_expr(expr).subs({sympy_symbols[n]: extents[n] for n in sympy_symbols if n in extents})
+    return int(value)

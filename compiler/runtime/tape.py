@@ -1,0 +1,183 @@
+"""The tape: the CPU stand-in for a CUDA or HIP graph.
+
+Recording runs the code once and keeps every launch with its addresses, geometry and scalars frozen: ATen calls as they
+reach the dispatcher, Triton launches with grid and arguments. Replay runs the launches again and no host code at all.
+What a device cannot record (a host sync) raises here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from capwise import compat
+from capwise.ops import aten
+
+
+class CaptureError(RuntimeError):
+    """An operation that cannot be recorded, at the user's line."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A tensor argument as a recording knows it: storage and geometry, no more."""
+
+    storage: torch.UntypedStorage
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Frozen:
+        geometry = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
+        return cls(tensor.untyped_storage(), tensor.dtype, *geometry)
+
+    def tensor(self) -> torch.Tensor:
+        return torch.empty(0, dtype=self.dtype).set_(self.storage, self.offset, self.size, self.stride)
+
+
+def _freeze(value: Any) -> Any:
+    return Frozen.of(value) if isinstance(value, torch.Tensor) else value
+
+
+def _thaw(value: Any) -> Any:
+    return value.tensor() if isinstance(value, Frozen) else value
+
+
+@dataclass
+class Launch:
+    """One recorded launch. grid is set for Triton kernels only; node is the graph node that launched it."""
+
+    what: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outs: list[Frozen]
+    grid: tuple[int, ...] | None = None
+    node: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.what.fn.__name__ if self.grid is not None else str(self.what)
+
+    def geometry(self) -> tuple[Any, ...]:
+        """Grid, scalars, sizes and strides: what must agree between two batches of one key."""
+
+        def plain(value: Any) -> Any:
+            return (value.size, value.stride, value.offset) if isinstance(value, Frozen) else value
+
+        leaves = tree_leaves((self.args, self.kwargs), is_leaf=lambda v: isinstance(v, Frozen))
+        return (self.name, self.grid, *[repr(plain(v)) for v in leaves])
+
+    def run(self) -> None:
+        args = tree_map(_thaw, self.args, is_leaf=lambda v: isinstance(v, Frozen))
+        kwargs = tree_map(_thaw, self.kwargs, is_leaf=lambda v: isinstance(v, Frozen))
+        if self.grid is not None:
+            compat.run_interpreted(self.what, self.grid, **kwargs)
+            return
+        results = [r for r in tree_leaves(self.what(*args, **kwargs)) if isinstance(r, torch.Tensor)]
+        for result, out in zip(results, self.outs):
+            if result.untyped_storage()._cdata != out.storage._cdata:
+                out.tensor().copy_(result)
+
+
+@dataclass
+class Tape:
+    """A recording. `launches` replay in order; `keep` holds pool memory alive."""
+
+    launches: list[Launch] = field(default_factory=list)
+    keep: list[Any] = field(default_factory=list)
+
+    def replay(self) -> None:
+        for launch in self.launches:
+            launch.run()
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape, self.node, self.place = tape, "", ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        self._refuse_syncs(func, args)
+        body = compat.custom_op_body(func, "cpu") if func.namespace not in ("aten", "prims", "prim") else None
+        if body is not None:
+            with self:
+                return body(*args, **kwargs)
+        frozen = tree_map(_freeze, (args, kwargs))
+        out = func(*args, **kwargs)
+        outs = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor)]
+        if not _is_view(func, args, kwargs, outs) and not _allocates(func):
+            self.tape.launches.append(Launch(func, *frozen, [Frozen.of(o) for o in outs], node=self.node))
+        self.tape.keep.append((args, kwargs, outs))
+        return out
+
+    def _refuse_syncs(self, func: Any, args: tuple[Any, ...]) -> None:
+        masks = [a for a in tree_leaves(args[1:2]) if isinstance(a, torch.Tensor) and a.dtype == torch.bool]
+        by_mask = aten.base_name(func) in ("index", "index_put") and masks
+        dynamic = torch.Tag.dynamic_output_shape in func.tags and not _has_fixed_output(func, args)
+        if aten.syncs(func) or by_mask or dynamic:
+            raise CaptureError(f"{func} syncs with the host and cannot be recorded{self.place}")
+
+    def triton(self, kernel: Any, grid: Any, bound: dict[str, Any]) -> None:
+        fixed = tuple(grid(bound) if callable(grid) else grid)
+        with torch.utils._python_dispatch._disable_current_modes():
+            compat.run_interpreted(kernel, fixed, **bound)
+        self.tape.launches.append(Launch(kernel, (), {k: _freeze(v) for k, v in bound.items()}, [], fixed, self.node))
+        self.tape.keep.append(bound)
+
+
+def _has_fixed_output(func: Any, args: tuple[Any, ...]) -> bool:
+    """Tagged for some calls only: an index by integers, a repeat whose total is given."""
+    return aten.base_name(func) in ("index", "index_put", "_unsafe_index_put", "repeat_interleave")
+
+
+def _is_view(func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> bool:
+    inputs = {a.untyped_storage()._cdata for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
+    return bool(outs) and not func._schema.is_mutable and all(o.untyped_storage()._cdata in inputs for o in outs)
+
+
+def _allocates(func: Any) -> bool:
+    return aten.base_name(func) in ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach")
+
+
+class _Driver(fx.Interpreter):
+    """Runs a piece node by node, so that each launch knows the node and the line that it comes from."""
+
+    def __init__(self, module: fx.GraphModule, recorder: _Recorder) -> None:
+        super().__init__(module)
+        self.recorder = recorder
+
+    def run_node(self, n: fx.Node) -> Any:
+        from capwise.trace import span_of
+
+        self.recorder.node = n.name
+        span = span_of(n)
+        self.recorder.place = f" at {span}" if span.file else ""
+        return super().run_node(n)
+
+
+def record(run: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Tape]:
+    """Runs `run(*args)` once and records it.
+
+    Returns:
+        what it returned (pool memory, valid until the next replay) and the tape.
+
+    Raises:
+        CaptureError: it does something that a device graph cannot hold.
+    """
+    tape = Tape()
+    recorder = _Recorder(tape)
+    target = _Driver(run, recorder).run if isinstance(run, fx.GraphModule) else run
+    with torch.no_grad(), compat.recording_launches(recorder.triton), recorder:
+        out = target(*args)
+    return out, tape

@@ -1,0 +1,125 @@
+"""One forward run over a graph: for each node, the transfer function of its family."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from capwise.contracts import Found
+from capwise.facts import fact, facts, is_tensor, val
+from capwise.ops import aten
+from capwise.transfer import custom, elementwise, mixing, rows, sources, views
+from capwise.transfer.flow import SEAM, Flow, Hazard, Remedy
+
+_FAMILIES: dict[str, Callable[[Flow, fx.Node, aten.Row], None]] = {
+    "pointwise": elementwise.pointwise,
+    "view": views.view,
+    "join": views.join_rows,
+    "reduce": mixing.reduce,
+    "scan": mixing.scan,
+    "normalise": mixing.normalise,
+    "sort": mixing.sort,
+    "contract": mixing.contract,
+    "convolution": mixing.convolution,
+    "attention": mixing.attention,
+    "mix": mixing.mix,
+    "gather": rows.gather,
+    "scatter": rows.scatter,
+    "search": rows.search,
+    "factory": sources.factory,
+}
+CAPACITY = Remedy("capacity", "fill to capacity")
+
+
+def drive(flow: Flow, graph: fx.Graph) -> None:
+    """Derives facts for every node in order. Facts of graph inputs must be set."""
+    for node in graph.nodes:
+        if node.op == "call_function":
+            _step(flow, node)
+
+
+def _step(flow: Flow, node: fx.Node) -> None:
+    if node in flow.eager:
+        flow.make_eager(node, flow.eager[node])
+        custom.eager_results(flow, node)
+        return
+    if node.target is operator.getitem:
+        views.getitem(flow, node)
+        return
+    if _depends_on_data(flow, node):
+        custom.eager_results(flow, node)
+        return
+    found: Found = facts(node).found
+    if found.source == "host":
+        return
+    _transfer(flow, node, found)
+    _outside_key(flow, node, found)
+    if flow.is_eager(node) and found.source != "unknown":
+        custom.eager_results(flow, node)
+
+
+def _transfer(flow: Flow, node: fx.Node, found: Found) -> None:
+    if found.contract is not None:
+        custom.declared(flow, node, found.contract)
+    elif found.row is None:
+        custom.unknown(flow, node)
+    else:
+        _out_argument(flow, node)
+        _FAMILIES[found.row.family](flow, node, found.row)
+
+
+def _out_argument(flow: Flow, node: fx.Node) -> None:
+    """`out=` forms of mixing families write where nothing masks them: into owned state only eagerly."""
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
+        return
+    for name in aten.written(op):
+        target = aten.argument(op, node.args, node.kwargs, name)
+        if name == "self" or not isinstance(target, fx.Node) or facts(node).found.row.family == "pointwise":
+            continue
+        if flow.is_owned(target) and flow.padded_dims(fact(target)):
+            label = "writes at the captured extent"
+            flow.report(Hazard("CW204", node, "padded rows write persistent state", label, (SEAM,), target))
+
+
+def _depends_on_data(flow: Flow, node: fx.Node) -> bool:
+    """Host syncs, sizes that only data decides, and everything that works at such sizes."""
+    record = facts(node)
+    op = node.target
+    is_op = isinstance(op, torch._ops.OpOverload)
+    if is_op and aten.syncs(op) or record.unnamed and _is_origin(node, record.unnamed):
+        label = "the host must wait for the device to know" + ("" if is_tensor(node) else " the value")
+        message = f"{op} syncs with the host" if is_op and aten.syncs(op) else f"{op}: output size depends on data"
+        flow.report(Hazard("CW002", node, message, label, (SEAM,)))
+        flow.make_eager(node, "CW002")
+        return True
+    if record.unnamed:
+        flow.make_eager(node, "")
+        return True
+    return False
+
+
+def _is_origin(node: fx.Node, unnamed: frozenset[str]) -> bool:
+    return not any(facts(a).unnamed & unnamed for a in node.all_input_nodes)
+
+
+def _outside_key(flow: Flow, node: fx.Node, found: Found) -> None:
+    """Extents of symbols outside the key are captured at capacity: what is read there must be filled."""
+    symbols = facts(node).extents & flow.outside
+    view = found.row is not None and found.row.family == "view"
+    if not symbols or view or flow.is_eager(node) or not isinstance(val(node), (torch.Tensor, tuple, list, type(None))):
+        return
+    names = ", ".join(sorted(symbols))
+    flow.report(
+        Hazard(
+            "CW101",
+            node,
+            f"the launch of {node.target} depends on {names}, which the key does not carry",
+            f"recorded for the captured {names}, replayed for another",
+            (CAPACITY, SEAM),
+            symbol=names,
+        )
+    )

@@ -1,0 +1,187 @@
+"""ATen, one row an op family: the table is the documentation.
+
+A row says how rows of an op see each other along its dimensions, and which value of a padded row changes nothing
+(`neutral`). In-place and `out=` forms take the row of their functional op. An op that has no row, and whose tags and
+schema tell nothing, is unknown: a seam.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Family = Literal[
+    "pointwise",  # every output element from the elements at its own place
+    "view",  # no data moves; axes are re-dealt (which view: `how`)
+    "reduce",  # mixes along `dim`; `neutral` rows change nothing
+    "scan",  # along `dim`, row i from rows <= i: a tail at the end stays there
+    "normalise",  # mixes along `dim`, keeps the shape
+    "sort",  # orders along `dim`; `neutral` rows come last
+    "contract",  # sums products over shared letters of `how`
+    "gather",  # rows chosen by integer values
+    "scatter",  # rows written at integer values; `neutral` source rows change nothing
+    "search",  # position of values in a sorted sequence
+    "join",  # concatenation along `dim`
+    "factory",  # made from sizes and scalars
+    "convolution",
+    "attention",
+    "mix",  # mixes along `dim` (all where None); no neutral value exists
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One family member.
+
+    dim: name of the argument that holds the dimension(s); None for every dimension. neutral: value of a padded row
+    that leaves the result alone, "-max"/"max" for the lowest and highest of the dtype, None if there is none.
+    how: what distinguishes members (the view's name, the letters of a contraction, what is done on collision).
+    """
+
+    family: Family
+    dim: str | None = None
+    neutral: float | int | bool | str | None = None
+    how: str = ""
+
+
+def _rows(names: str, row: Row) -> dict[str, Row]:
+    return {name: row for name in names.split()}
+
+
+TABLE: Mapping[str, Row] = {
+    # -- elementwise beyond what the `pointwise` tag covers
+    **_rows(
+        "_to_copy clone copy lift_fresh_copy lift_fresh fill masked_fill where to contiguous type_as conj_physical "
+        "floor_divide true_divide zero gelu silu mish hardswish softplus logit clamp_max clamp_min __and__ __or__ "
+        "__xor__ relu6 hardtanh leaky_relu elu celu selu prelu _prelu_kernel addcmul addcdiv lerp copysign",
+        Row("pointwise"),
+    ),
+    # -- views
+    **{n: Row("view", how="reshape") for n in ("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten")},
+    **{n: Row("view", how=n) for n in ("permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select")},
+    **{n: Row("view", how=n) for n in ("expand", "split", "split_with_sizes", "unbind", "as_strided", "diagonal")},
+    **_rows("alias detach view_as_real_same _conj_view", Row("view", how="same")),
+    **_rows("view_as", Row("view", how="reshape")),
+    # -- reductions
+    **_rows("sum nansum count_nonzero", Row("reduce", "dim", 0)),
+    **_rows("prod", Row("reduce", "dim", 1)),
+    **_rows("amax max argmax", Row("reduce", "dim", "-max")),
+    **_rows("amin min argmin", Row("reduce", "dim", "max")),
+    **_rows("any", Row("reduce", "dim", False)),
+    **_rows("all", Row("reduce", "dim", True)),
+    **_rows("logsumexp", Row("reduce", "dim", -math.inf)),
+    **_rows("norm linalg_vector_norm", Row("reduce", "dim", 0)),
+    **_rows("mean var std var_mean std_mean median nanmedian mode kthvalue aminmax dist", Row("reduce", "dim", None)),
+    # -- along a dimension, in order
+    **_rows("cumsum cumprod cummax cummin logcumsumexp _cummax_helper _cummin_helper", Row("scan", "dim")),
+    # -- shape-keeping mixes
+    **_rows("_softmax softmax _log_softmax log_softmax _safe_softmax", Row("normalise", "dim", -math.inf)),
+    **_rows("native_layer_norm layer_norm rms_norm _fused_rms_norm", Row("normalise", "normalized_shape", None)),
+    **_rows("native_group_norm native_batch_norm _native_batch_norm_legit renorm", Row("mix")),
+    **_rows("flip", Row("mix", "dims")),
+    **_rows("roll", Row("mix", "dims")),
+    **_rows("rot90 histc bincount unique_dim cdist _cdist_forward pixel_shuffle repeat_interleave", Row("mix")),
+    # -- order
+    **_rows("sort", Row("sort", "dim", "by direction")),
+    **_rows("argsort", Row("sort", "dim", "by direction")),
+    **_rows("topk", Row("sort", "dim", "by direction")),
+    # -- contractions: operands by position, then the result
+    "mm": Row("contract", how="0:mk,1:kn->mn"),
+    "bmm": Row("contract", how="0:bmk,1:bkn->bmn"),
+    "addmm": Row("contract", how="1:mk,2:kn->mn"),
+    "baddbmm": Row("contract", how="1:bmk,2:bkn->bmn"),
+    "mv": Row("contract", how="0:mk,1:k->m"),
+    "addmv": Row("contract", how="1:mk,2:k->m"),
+    "dot": Row("contract", how="0:k,1:k->"),
+    "linear": Row("contract", how="0:...k,1:nk->...n"),
+    # -- rows chosen and rows written
+    **{n: Row("gather", how=n) for n in ("index", "index_select", "embedding", "gather", "take")},
+    "index_put": Row("scatter", how="index_put"),
+    "_unsafe_index_put": Row("scatter", how="index_put"),
+    "index_add": Row("scatter", "dim", 0, "index_add"),
+    "index_copy": Row("scatter", "dim", None, "index_copy"),
+    "index_fill": Row("scatter", "dim", None, "index_fill"),
+    "scatter": Row("scatter", "dim", None, "scatter"),
+    "scatter_add": Row("scatter", "dim", 0, "scatter_add"),
+    "scatter_reduce": Row("scatter", "dim", None, "scatter_reduce"),
+    "searchsorted": Row("search", how="searchsorted"),
+    "bucketize": Row("search", how="bucketize"),
+    # -- assembling
+    **{n: Row("join", "dim", how=n) for n in ("cat", "stack", "constant_pad_nd", "repeat", "tril", "triu")},
+    # -- from sizes
+    **{n: Row("factory", how="zeros") for n in ("zeros", "new_zeros", "zeros_like")},
+    **{n: Row("factory", how="ones") for n in ("ones", "new_ones", "ones_like")},
+    **{n: Row("factory", how="full") for n in ("full", "new_full", "full_like")},
+    **{
+        n: Row("factory", how="empty")
+        for n in ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
+    },
+    **{n: Row("factory", how=n) for n in ("arange", "scalar_tensor", "eye", "linspace")},
+    **{n: Row("factory", how="random") for n in ("rand", "randn", "randint", "randperm", "rand_like", "randn_like")},
+    # -- windows and attention
+    "convolution": Row("convolution"),
+    **_rows(
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_efficient_attention _scaled_dot_product_attention_math "
+        "_scaled_dot_product_cudnn_attention scaled_dot_product_attention",
+        Row("attention"),
+    ),
+}
+
+
+def base_name(op: torch._ops.OpOverload) -> str:
+    """The functional op's name: `add_`, `add.out` and `add.Tensor` are all `add`."""
+    name = op._schema.name.split("::")[-1]
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def row(op: torch._ops.OpOverload) -> Row | None:
+    """The row of an ATen overload: from the table, else from its tags, else None (unknown)."""
+    if op.namespace not in ("aten", "prims"):
+        return None
+    name = base_name(op)
+    if name in TABLE:
+        return TABLE[name]
+    functional = getattr(torch.ops.aten, name, None)
+    overloads = [op] if functional is None else [op, *(getattr(functional, o) for o in functional.overloads())]
+    if any(torch.Tag.pointwise in o.tags for o in overloads):
+        return Row("pointwise")
+    if torch.Tag.reduction in op.tags:
+        return Row("reduce", "dim", None)
+    return None
+
+
+def syncs(op: torch._ops.OpOverload) -> bool:
+    """Whether the op reads a device value on the host, by its tags."""
+    return torch.Tag.data_dependent_output in op.tags
+
+
+def is_random(op: torch._ops.OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def argument(op: torch._ops.OpOverload, args: tuple, kwargs: Mapping, name: str, default=None):
+    """The value of a schema argument in a call, its schema default where the call leaves it out."""
+    for i, a in enumerate(op._schema.arguments):
+        if a.name == name:
+            if name in kwargs:
+                return kwargs[name]
+            return (
+                args[i]
+                if i < len(args) and not a.kwarg_only
+                else (a.default_value if a.has_default_value() else default)
+            )
+    return default
+
+
+def has_argument(op: torch._ops.OpOverload, name: str) -> bool:
+    return any(a.name == name for a in op._schema.arguments)
+
+
+def written(op: torch._ops.OpOverload) -> list[str]:
+    """Names of the arguments that the schema says are written."""
+    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]

@@ -1,0 +1,21 @@
+"""Attaches to every op what speaks for it: a declared contract, a table row, or nothing."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from capwise.compilation import CompilerPass
+from capwise.contracts import HOST, find
+from capwise.facts import facts
+
+
+class Annotate(CompilerPass):
+    """A node is annotated iff it is a call; an op that nothing speaks for is annotated as unknown."""
+
+    name = "annotate"
+    gives = ("contract",)
+
+    def run(self, graph: fx.Graph) -> bool:
+        for node in graph.nodes:
+            facts(node).found = find(node) if node.op == "call_function" else HOST
+        return False

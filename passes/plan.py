@@ -1,0 +1,101 @@
+"""Which ops run in which captured piece, and which between pieces."""
+
+from __future__ import annotations
+
+import networkx as nx
+from torch import fx
+
+from capwise.compilation import CompilerPass
+from capwise.facts import fact, facts, has_fact, is_tensor, val
+from capwise.program import is_free, written_arguments
+
+
+class Plan(CompilerPass):
+    """Two ops stand in one piece iff no seam must run between them.
+
+    Works on the DAG of data, aliases and mutation, not on the printed order: the level of an op is the least that its
+    predecessors allow, pieces at odd levels, seams at even ones. The number of pieces is that of the longest
+    alternating chain, the least possible for these seams.
+    """
+
+    name = "plan"
+    needs = ("checked",)
+    gives = ("levels",)
+
+    def run(self, graph: fx.Graph) -> bool:
+        self._grow_seams(graph)
+        dag = ordering(graph)
+        levels: dict[fx.Node, int] = {}
+        for node in graph.nodes:
+            if node not in dag:
+                continue
+            eager = facts(node).eager
+            lowest = 0 if eager else 1
+            for before in dag.predecessors(node):
+                step = 0 if facts(before).eager == eager else 1
+                lowest = max(lowest, levels[before] + step)
+            levels[node] = lowest
+        self.state.levels = levels
+        return False
+
+    def _grow_seams(self, graph: fx.Graph) -> None:
+        """A seam sees live extents: what it reads must have a live part that can be told. What has none is made
+        eagerly too."""
+        changed = True
+        while changed:
+            changed = False
+            for node in graph.nodes:
+                if node.op != "call_function" or not facts(node).eager:
+                    continue
+                for source in anchors(node):
+                    if source.op == "call_function" and not facts(source).eager and self._unsliceable(source):
+                        facts(source).eager = changed = True
+        for node in graph.nodes:
+            if facts(node).eager and node not in self.state.eager:
+                self.state.eager[node] = ""
+
+    def _unsliceable(self, node: fx.Node) -> bool:
+        return has_fact(node) and any(self.state.space.is_opaque(a) for a in fact(node).axes)
+
+
+def anchors(node: fx.Node) -> list[fx.Node]:
+    """The nodes that do work (or graph inputs) behind a node's arguments, seen through views and host arithmetic."""
+    found: dict[fx.Node, None] = {}
+    stack = list(node.all_input_nodes)
+    while stack:
+        arg = stack.pop()
+        if arg.op == "call_function" and is_free(arg):
+            stack.extend(arg.all_input_nodes)
+        else:
+            found[arg] = None
+    return list(found)
+
+
+def ordering(graph: fx.Graph) -> nx.DiGraph:
+    """Every op that does work, with an edge wherever one must come before the other: data, write after read, read after
+    write, write after write on one storage."""
+    dag: nx.DiGraph = nx.DiGraph()
+    writer: dict[int, fx.Node] = {}
+    readers: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or is_free(node):
+            continue
+        dag.add_node(node)
+        dag.add_edges_from((source, node) for source in anchors(node) if source in dag)
+        written = {s for a in written_arguments(node) if (s := _storage(a)) is not None}
+        read = {s for a in node.all_input_nodes if (s := _storage(a)) is not None}
+        for storage in read | written:
+            if storage in writer and writer[storage] is not node:
+                dag.add_edge(writer[storage], node)
+        for storage in written:
+            dag.add_edges_from((r, node) for r in readers.pop(storage, []) if r is not node)
+            writer[storage] = node
+        for storage in read:
+            readers.setdefault(storage, []).append(node)
+    return dag
+
+
+def _storage(node: fx.Node) -> int | None:
+    if has_fact(node):
+        return fact(node).storage
+    return val(node).untyped_storage()._cdata if is_tensor(node) else None
