@@ -45,15 +45,32 @@ ONE: Axis = ()
 class Space:
     """Symbols of one graph: sympy symbols to names, and which names are padded in a captured run."""
 
-    def __init__(self, names: Mapping[sympy.Symbol, str], padded: Iterable[str]) -> None:
+    def __init__(
+        self, names: Mapping[sympy.Symbol, str], padded: Iterable[str], most: Mapping[str, int] | None = None
+    ) -> None:
         self.names = dict(names)
+        self.most = dict(most or {})
         self.sympy = {name: symbol for symbol, name in self.names.items()}
         self.padded = frozenset(padded)
         self._axes: dict[sympy.Expr, Axis] = {}
 
+    def expr(self, size: object) -> sympy.Expr:
+        """A size as an expression; a minimum is decided where the largest extents decide it."""
+        expr = as_expr(size)
+        if expr.is_Integer or expr.is_Symbol:
+            return expr
+        return expr.replace(lambda e: type(e).__name__ == "Min", self._decided)
+
+    def _decided(self, least: sympy.Expr) -> sympy.Expr:
+        numbers = [a for a in least.args if a.is_Integer]
+        others = [a for a in least.args if not a.is_Integer]
+        most = {s: self.most[n] for n, s in self.sympy.items() if n in self.most}
+        small = [a for a in others if numbers and a.subs(most).is_Integer and a.subs(most) <= min(numbers)]
+        return small[0] if len(small) == len(others) == 1 else least
+
     def axis(self, size: object) -> Axis:
         """The axis of a fresh dimension of this size (an int or a SymInt)."""
-        expr = as_expr(size)
+        expr = self.expr(size)
         if expr not in self._axes:
             self._axes[expr] = self._axis(expr)
         return self._axes[expr]
@@ -130,7 +147,7 @@ class Space:
         atoms = [atom for axis in axes for atom in axis]
         result: list[Axis] = []
         for size in sizes:
-            taken = self._take(atoms, as_expr(size))
+            taken = self._take(atoms, self.expr(size))
             if taken is None:
                 return [self._fallback(s) for s in sizes]
             result.append(taken)
@@ -139,7 +156,7 @@ class Space:
         return result
 
     def _fallback(self, size: object) -> Axis:
-        expr = as_expr(size)
+        expr = self.expr(size)
         if expr.is_Integer:
             return ONE if expr == 1 else (int(expr),)
         return (Opaque(expr, frozenset(self.names.get(s, str(s)) for s in expr.free_symbols)),)
@@ -165,7 +182,7 @@ class Space:
 
     def slice(self, axis: Axis, start: int, size: object) -> Axis:
         """The axis of rows start.. of `axis`, of which the FakeTensor says that there are `size`."""
-        expr = as_expr(size)
+        expr = self.expr(size)
         if len(axis) == 1 and isinstance(axis[0], Rows) and start >= 0:
             rows = axis[0]
             hi = expr - self.sympy[rows.symbol] + rows.lo + start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +50,7 @@ def build(
     symbols = set(traced.symbols)
     padded = {key[0]} if key else set()
     outside = frozenset(symbols - set(key))
-    space = Space(traced.names, (padded | outside) & symbols)
+    space = Space(traced.names, (padded | outside) & symbols, capacity)
     state = Compilation(traced, options, space, outside, dict(capacity), strided)
     run(state, pipeline())
     return _program(state, name)
@@ -61,7 +62,7 @@ def _program(state: Compilation, name: str) -> Program:
     report.copies = state.copies
     report.pieces = sum(s.kind == "piece" for s in state.steps)
     for node, code in state.eager.items():
-        if code:
+        if code and node.target is not operator.getitem:
             span = span_of(node)
             report.seams.append(SeamRow(str(node.target), code, span.file, span.line))
     arrivals = {node.name: arrival for node, arrival in state.traced.arrivals.items()}
@@ -94,6 +95,25 @@ def _program(state: Compilation, name: str) -> Program:
 
 def _returned(state: Compilation, name: str) -> bool:
     return any(o.kind == "state" and o.name == name for o in state.outputs)
+
+
+def capture_mode(options: Options, program: Program) -> str:
+    """ "graph" on a device, "off" on a CPU, where the options leave it open."""
+    if options.capture != "auto":
+        return options.capture
+    device = next((v.device.type for v in program.values.values()), "cpu")
+    return "graph" if device == "cuda" else "off"
+
+
+def lowered(
+    program: Program, options: Options, capture: str, extents: Mapping[str, int]
+) -> dict[str, Callable[..., Any]]:
+    """Pieces as they run. Under the tape they run unlowered: Inductor's CPU code is one opaque call."""
+    if options.lower == "eager" or capture == "tape":
+        return {s.name: s.module for s in program.pieces}
+    from capwise.lower.pieces import lower_pieces
+
+    return lower_pieces(program, extents)
 
 
 @dataclass
@@ -305,13 +325,13 @@ class CompiledModel:
         return runner
 
     def _variant(self, programs: list[Program], gm: fx.GraphModule) -> _Variant:
-        capture = self._capture(programs[0])
+        capture = capture_mode(self.options, programs[0])
         executors = []
         for program in programs:
             executor = Executor(program, self.arena, capture, self._lower(program, capture))
             executor.largest = self._largest()
             executors.append(executor)
-        sources = [_source(n) for n in gm.graph.find_nodes(op="placeholder")]
+        sources = [compat.source_of(n) for n in gm.graph.find_nodes(op="placeholder")]
         by_source = {source: i for i, source in enumerate(sources)}
         state_args = {a.source: by_source[a.source] for p in programs for a in p.arrivals.values() if a.kind == "state"}
         guards = compat.python_guards(self._named, sources)
@@ -338,19 +358,10 @@ class CompiledModel:
             largest[key[0]] = within[-1]
         return largest
 
-    def _capture(self, program: Program) -> str:
-        device = next((v.device.type for v in program.values.values()), "cpu")
-        if self.options.capture == "auto":
-            return "graph" if device == "cuda" else "off"
-        return self.options.capture
-
     def _lower(self, program: Program, capture: str) -> dict[str, Callable[..., Any]]:
-        """Pieces as they run. Under the tape they run unlowered: Inductor's CPU code is one opaque call."""
-        if self.options.lower == "eager" or capture == "tape" or self._mode == "trace":
+        if self._mode == "trace":
             return {s.name: s.module for s in program.pieces}
-        from capwise.lower.pieces import lower_pieces
-
-        return lower_pieces(program, self._largest())
+        return lowered(program, self.options, capture, self._largest())
 
     def _bind_state(self, variant: _Variant, args: Sequence[Any]) -> None:
         for program, executor in zip(variant.programs, variant.executors):
@@ -420,11 +431,6 @@ def _layout(value: torch.Tensor, spec: Spec | None) -> tuple[Any, ...]:
     if spec is not None:
         return (value.data_ptr(), value.stride())
     return (value.data_ptr(), tuple(value.shape), value.stride())
-
-
-def _source(node: fx.Node) -> str:
-    grapharg = node.meta.get("grapharg")
-    return compat.source_name(grapharg.source) if grapharg is not None else ""
 
 
 def check_values(specs: Mapping[str, Spec], batch: Mapping[str, Any]) -> None:

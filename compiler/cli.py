@@ -23,6 +23,7 @@ from capwise.options import OptionError, Options, nearest
 from capwise.render import FORMATS, render
 from capwise.render.colour import colour
 from capwise.render.github import step_summary
+from capwise.render.source import short_path
 from capwise.report import RULES, Report
 from capwise.targets import (
     TargetError,
@@ -64,9 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.Abort:
         return _refuse("interrupted")
     return status if isinstance(status, int) else 0
-
-
-# Errors: one line, exit status 2.
 
 
 def _refuse(message: str) -> int:
@@ -160,9 +158,6 @@ def _choice(option: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
-# Output.
-
-
 def _emit(text: str, out: Path | None = None) -> None:
     """Writes to the file, or prints; colours only the full format, and only on a terminal."""
     if out is None:
@@ -189,9 +184,6 @@ def _emit_reports(reports: list[Report], is_list: bool, format: str, out: Path |
 
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2)
-
-
-# Commands.
 
 
 def _version(show: bool) -> None:
@@ -336,7 +328,7 @@ def _kernel_line(row: dict[str, Any]) -> str:
     axes = " ".join(f"[{axis['by']} {axis['stride']}]" for axis in row["axes"]) or "[]"
     head = f"{row['kernel']}({row['arg']}): {'+'.join(row['access'])} {axes} extent {row['extent']}: {row['verdict']}"
     hazards = [f"  {h['code']} {h['verdict']}: needs {h['needs']}" for h in row["hazards"]]
-    return "\n".join([f"{row['file']}:{row['line']}: {head}", *hazards])
+    return "\n".join([f"{short_path(row['file'])}:{row['line']}: {head}", *hazards])
 
 
 @app.command()

@@ -28,6 +28,12 @@ def source_name(source: Any) -> str:
     return name() if callable(name) else name
 
 
+def source_of(node: fx.Node) -> str:
+    """Where Dynamo took a graph input from; empty where it does not say."""
+    grapharg = node.meta.get("grapharg")
+    return source_name(grapharg.source) if grapharg is not None else ""
+
+
 def source_line(file: str, line: int) -> str:
     return linecache.getline(file, line).rstrip("\n")
 
@@ -268,3 +274,51 @@ def python_guards(named: Any, sources: Sequence[str]) -> list[tuple[Callable[[],
 
         found.append((read, read()))
     return found
+
+
+def restart_with_names(gm: fx.GraphModule, specs: Any) -> None:
+    """Marks the real inputs of a graph whose named axes Dynamo took literally, and has it trace again.
+
+    The only way for a bare backend to name axes; the exception that restarts is private to Dynamo.
+    """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+
+    hit = False
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value, source = node.meta["example_value"], source_of(node)
+        spec = specs.get(source[3:-2]) if source.startswith("L['") else None
+        if spec is None or not isinstance(value, torch.Tensor) or spec.kind == "int":
+            continue
+        real = node.meta["grapharg"].example
+        for dim, label in enumerate(spec.dims):
+            if label.symbol is not None and dim < value.dim() and isinstance(value.shape[dim], int):
+                if dim in getattr(real, "_dynamo_unbacked_indices", set()):
+                    continue
+                torch._dynamo.decorators.mark_unbacked(real, dim, shape_id=str(label))
+                hit = True
+    if hit:
+        # With symbols the trace takes other steps than the log of the first try expects.
+        translator = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx()
+        translator.speculation_log.clear()
+        raise TensorifyScalarRestartAnalysis("capwise names the axes")
+
+
+def resumed_place(gm: fx.GraphModule) -> Any:
+    """A diagnostic where this graph goes on after a graph break: eager Python runs before it."""
+    from capwise.report import Diagnostic
+
+    context = torch._guards.TracingContext.try_get()
+    stack = list(context.frame_summary_stack) if context is not None else []
+    code = next((f for f in stack if f.name.startswith("torch_dynamo_resume_in")), None)
+    if code is None:
+        compile_id = torch._guards.CompileContext.current_compile_id()
+        if compile_id is None or not _is_resumed(gm):
+            return None
+    from capwise.report import Span
+
+    span = Span(code.filename, code.lineno or 0) if code is not None else Span()
+    return Diagnostic("CW002", "refuted", "graph", "the graph breaks here", "eager Python runs here", span, "seam")
+
+
+def _is_resumed(gm: fx.GraphModule) -> bool:
+    return any("torch_dynamo_resume_in" in (n.meta.get("stack_trace") or "") for n in gm.graph.nodes)

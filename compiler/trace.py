@@ -156,8 +156,7 @@ def to_aten(gm: fx.GraphModule, specs: Mapping[str, Spec], strict: bool = True) 
 
 
 def _arrival(node: fx.Node, specs: Mapping[str, Spec]) -> Arrival:
-    grapharg = node.meta.get("grapharg")
-    source = compat.source_name(grapharg.source) if grapharg is not None else ""
+    source = compat.source_of(node)
     match = _BATCH.match(source) or _LOCAL.match(source)
     value = node.meta["example_value"]
     if isinstance(value, torch.Tensor):
@@ -238,15 +237,19 @@ def _symbols(named: Mapping[fx.Node, Arrival], specs: Mapping[str, Spec], strict
 
 
 def _symbol(found: dict[str, sympy.Symbol], name: str, dim: Dim, size: Any, strict: bool) -> None:
-    if dim.symbol is None or dim.symbol in found:
+    if dim.symbol is None or (dim.symbol in found and strict):
         return
     if not isinstance(size, torch.SymInt):
         if strict:
             raise InputError(f"{name}: the model fixes {dim} to {size}: expected a size that may change")
         return
     expr = (size.node.expr - (dim.offset or 0)) / dim.scale
-    if isinstance(expr, sympy.Symbol) and expr not in found.values():
-        found[dim.symbol] = expr
+    if isinstance(expr, sympy.Symbol):
+        if expr not in found.values() and dim.symbol not in found:
+            found[dim.symbol] = expr
+    elif not strict and isinstance(size.node.expr, sympy.Symbol) and size.node.expr not in found.values():
+        # Nothing tied this axis to the bare symbol: it is one of its own, known by its label.
+        found[str(dim)] = size.node.expr
 
 
 def _with_exprs(named: Mapping[fx.Node, Arrival], symbols: Mapping[str, sympy.Symbol]) -> dict[fx.Node, Arrival]:
@@ -296,3 +299,11 @@ def argument_names(model: Callable[..., Any]) -> list[str] | None:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
     return [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+
+
+def argument_of(node: fx.Node) -> str | None:
+    """The batch argument that a Dynamo graph input is, None for state and host numbers."""
+    source = compat.source_of(node)
+    match = _BATCH.match(source) or _LOCAL.match(source)
+    is_tensor = isinstance(node.meta["example_value"], torch.Tensor)
+    return match.group(1) if match and is_tensor and match.group(1) != "self" else None

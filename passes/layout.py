@@ -62,11 +62,9 @@ class Layout(CompilerPass):
             notes=(note,),
         )
         if self.state.options.repair != "none":
-            split = self.state.options.repair == "split"
-            hazard.chosen = remedies[-1] if split and remedies[0].kind == "dense" else remedies[0]
+            # A seam would not help: eager reads the wrong elements too.
+            hazard.chosen = remedies[0]
         self.state.hazards.append(hazard)
-        if hazard.chosen is not None and hazard.chosen.kind == "seam":
-            facts(node).eager, facts(node).why_eager = True, "CW401"
 
     def _frozen(self, node: fx.Node, name: str, arg: fx.Node) -> None:
         if fact(arg).origin in ("buffer", "static"):

@@ -39,13 +39,13 @@ class Plan(CompilerPass):
         return False
 
     def _grow_seams(self, graph: fx.Graph) -> None:
-        """A seam sees live extents: what it reads must have a live part that can be told. What has none is made
-        eagerly too."""
+        """A seam and the caller see live extents: what they read must have a live part that can be told. What has none
+        is made eagerly too."""
         changed = True
         while changed:
             changed = False
             for node in graph.nodes:
-                if node.op != "call_function" or not facts(node).eager:
+                if node.op != "output" and (node.op != "call_function" or not facts(node).eager):
                     continue
                 for source in anchors(node):
                     if source.op == "call_function" and not facts(source).eager and self._unsliceable(source):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from capwise.axes import Axis, Cat, Space
+from capwise.axes import Axis, Cat, Space, show
 
 Extents = Mapping[str, int]
 
@@ -34,6 +34,8 @@ def live_view(
 
 def _inner(tensor: torch.Tensor, dim: int, axis: Axis, space: Space, live: Extents, captured: Extents) -> torch.Tensor:
     """Takes the axis apart into atoms, narrows the padded ones, puts it together again."""
+    if space.is_opaque(axis):
+        raise ValueError(f"axis {show(axis)}: expected one whose live part can be told")
     if len(axis) == 1 and isinstance(axis[0], Cat):
         parts, at = [], 0
         for part in axis[0].parts:
@@ -50,17 +52,3 @@ def _inner(tensor: torch.Tensor, dim: int, axis: Axis, space: Space, live: Exten
             only = (*[()] * (dim + i), (atom,), *[()] * (apart.dim() - dim - i - 1))
             apart = live_view(apart, only, space, live, captured)
     return apart.flatten(dim, dim + len(axis) - 1)
-
-
-def put_live(
-    tensor: torch.Tensor, value: torch.Tensor, axes: tuple[Axis, ...], space: Space, live: Extents, captured: Extents
-) -> None:
-    """Copies a live value into a tensor at captured extents; tails keep what they hold."""
-    place = live_view(tensor, axes, space, live, captured)
-    if place.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
-        raise ValueError(f"axes {axes}: expected live rows that can be written in place")
-    place.copy_(value)
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous()

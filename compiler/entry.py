@@ -1,0 +1,126 @@
+"""`torch.compile(model, backend="capwise")`: each Dynamo graph becomes a program; all share one arena.
+
+Dynamo calls a backend after tracing, with literal sizes. Where inputs are named, the backend marks the real inputs and
+has Dynamo trace once more, so that one program serves every batch. Relations between axes (R+1), Triton kernels on a
+machine without a GPU, and calls that skip Dynamo's own prologue need `capwise.compile`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from capwise import compat
+from capwise.axes import as_expr
+from capwise.backend import DEFAULT_CAPACITY, OTHER_CAPACITY, build, capture_mode, lowered
+from capwise.labels import InputError, Spec, normalise
+from capwise.options import Key, Options
+from capwise.program import Program
+from capwise.report import Report
+from capwise.runtime.arena import Arena
+from capwise.runtime.dispatch import captured_extents, choose_key
+from capwise.runtime.executor import Executor
+from capwise.trace import argument_of, to_aten
+
+log = logging.getLogger(__name__)
+_arenas: dict[bool, Arena] = {}
+
+
+def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], values: Mapping[str, Any]) -> Callable[..., Any]:
+    """One Dynamo graph in, something to call with its inputs out.
+
+    Raises:
+        OptionError: an unknown option.
+    """
+    options = Options.make(values)
+    specs = normalise(options.inputs)
+    compat.restart_with_names(gm, specs)
+    runner = _Runner(gm, options, specs)
+    for diagnostic in runner.report:
+        if diagnostic.severity != "note":
+            log.warning("%s %s: %s", diagnostic.code, diagnostic.span, diagnostic.message)
+    return runner
+
+
+class _Runner:
+    """The programs of one graph, one a key."""
+
+    def __init__(self, gm: fx.GraphModule, options: Options, specs: dict[str, Spec]) -> None:
+        self.options = options
+        self.report = Report()
+        place = compat.resumed_place(gm)
+        if place is not None:
+            self.report.add(place)
+        traced = [to_aten(gm, specs, strict=False) for _ in options.key]
+        self.sizes = _symbol_places(gm, traced[0].symbols)
+        self.capacity = _capacity(options, traced[0].symbols)
+        self.keys: list[Key] = [tuple(s for s in key if s in traced[0].symbols) for key in options.key]
+        arena = _arenas.setdefault(options.repair == "none", Arena(options.repair == "none"))
+        self.executors: list[Executor] = []
+        for i, (one, key) in enumerate(zip(traced, self.keys)):
+            program = build(one, options, key, self.capacity, f"graph.{i}", frozenset())
+            self.report.merge(program.report)
+            self.executors.append(self._executor(program, arena))
+        self.names = [argument_of(p) for p in gm.graph.find_nodes(op="placeholder")]
+        self.sources = [compat.source_of(p) for p in gm.graph.find_nodes(op="placeholder")]
+
+    def _executor(self, program: Program, arena: Arena) -> Executor:
+        capture = capture_mode(self.options, program)
+        largest = dict(self.capacity)
+        key = self.keys[0]
+        if key:
+            largest[key[0]] = max((s for s in self.options.capture_sizes if s <= largest[key[0]]), default=1)
+        executor = Executor(program, arena, capture, lowered(program, self.options, capture, largest))
+        executor.largest = largest
+        return executor
+
+    def __call__(self, *args: Any) -> Any:
+        batch = {name: arg for name, arg in zip(self.names, args) if name is not None}
+        extents = {s: _extent(args[i], d) for s, (i, d) in self.sizes.items()}
+        for symbol, extent in extents.items():
+            if extent > self.capacity[symbol]:
+                raise InputError(f"{symbol}: expected at most its capacity {self.capacity[symbol]}; got {extent}")
+        at = choose_key(self.keys, extents)
+        executor = self.executors[at]
+        self._bind_state(executor, args)
+        key = self.keys[at]
+        captured = captured_extents(key, extents, self.options.capture_sizes, self.capacity)
+        return executor.step(batch, extents, captured)
+
+    def _bind_state(self, executor: Executor, args: Sequence[Any]) -> None:
+        if executor.state:
+            return
+        by_source = dict(zip(self.sources, args))
+        for name, arrival in executor.program.arrivals.items():
+            if arrival.kind == "state":
+                executor.state[name] = by_source[arrival.source]
+
+
+def _extent(value: Any, dim: int | None) -> int:
+    return int(value) if dim is None else int(value.shape[dim])
+
+
+def _symbol_places(gm: fx.GraphModule, symbols: Mapping[str, Any]) -> dict[str, tuple[int, int | None]]:
+    """Where each symbol's extent can be read: (argument, dimension), or (argument, None) for an int."""
+    places: dict[str, tuple[int, int | None]] = {}
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        value = node.meta["example_value"]
+        sizes = list(enumerate(value.shape)) if isinstance(value, torch.Tensor) else [(None, value)]
+        for dim, size in sizes:
+            for name, symbol in symbols.items():
+                if not isinstance(size, int) and as_expr(size) == symbol:
+                    places.setdefault(name, (i, dim))
+    return places
+
+
+def _capacity(options: Options, symbols: Mapping[str, Any]) -> dict[str, int]:
+    capacity = {}
+    for symbol in symbols:
+        base, plus, offset = symbol.partition("+")
+        default = DEFAULT_CAPACITY.get(base, OTHER_CAPACITY)
+        capacity[symbol] = options.capacity.get(base, default) + (int(offset) if plus else 0)
+    return capacity
