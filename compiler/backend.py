@@ -17,7 +17,16 @@ from capwise import compat
 from capwise.axes import Space
 from capwise.case import Case
 from capwise.compilation import Compilation
-from capwise.labels import InputError, Spec, bind_extents, check_names, infer, normalise
+from capwise.labels import (
+    InputError,
+    Spec,
+    bind_extents,
+    check_names,
+    extents_of,
+    infer,
+    normalise,
+    parse_dim,
+)
 from capwise.options import Key, Options
 from capwise.pipeline import pipeline, run
 from capwise.program import Program
@@ -48,9 +57,10 @@ def build(
 ) -> Program:
     """The compiler: one traced graph in, one Program out."""
     symbols = set(traced.symbols)
-    padded = {key[0]} if key else set()
-    outside = frozenset(symbols - set(key))
-    space = Space(traced.names, (padded | outside) & symbols, capacity)
+    outside = frozenset(s for s in symbols if parse_dim(s, s).symbol not in key)
+    padded = {s for s in symbols if key and parse_dim(s, s).symbol == key[0]} | outside
+    capacity = {**capacity, **extents_of(symbols, capacity)}
+    space = Space(traced.names, padded, capacity)
     state = Compilation(traced, options, space, outside, dict(capacity), strided)
     run(state, pipeline())
     return _program(state, name)
@@ -163,8 +173,9 @@ class CompiledModel:
         variant = self._variants.get(self._signature(batch))
         if variant is None or not variant.direct or not self._guards_hold(variant):
             return self._through_dynamo(batch, extents)
-        if self.options.guards and not self._statics_hold(variant, batch):
-            return self._miss(batch, "an input that is not staged moved or changed its strides")
+        moved = self._moved_static(variant, batch) if self._guarded else None
+        if moved is not None:
+            return self._miss(batch, moved)
         outs = self._run(variant, batch, extents)
         return self._rebuild(variant, outs, batch)
 
@@ -375,11 +386,11 @@ class CompiledModel:
     def _run(self, variant: _Variant, batch: Mapping[str, Any], extents: dict[str, int]) -> list[Any]:
         at = choose_key(self._keys, extents)
         program, executor = variant.programs[at], variant.executors[at]
-        known = {s: e for s, e in extents.items() if s in program.space.sympy}
-        key = tuple(s for s in self._keys[at] if s in known)
-        sizes = [s for s in self.options.capture_sizes if s <= self._capacity.get(key[0], s)] if key else []
-        captured = captured_extents(key, known, sizes, self._capacity)
-        return executor.step(batch, known, captured)
+        known = extents_of(program.space.sympy, extents)
+        key = self._keys[at]
+        sizes = [s for s in self.options.capture_sizes if s <= self._capacity[key[0]]] if key else []
+        captured = captured_extents(key, extents, sizes, self._capacity)
+        return executor.step(batch, known, None if captured is None else extents_of(program.space.sympy, captured))
 
     def _learn_outputs(self, variant: _Variant, result: Any, batch: Mapping[str, Any]) -> None:
         """Which leaf of the model's result is which graph output; a graph output that is none is a side effect, which
@@ -410,19 +421,28 @@ class CompiledModel:
     def _guards_hold(self, variant: _Variant) -> bool:
         return all(get() == value for get, value in variant.guards)
 
-    def _statics_hold(self, variant: _Variant, batch: Mapping[str, Any]) -> bool:
+    @property
+    def _guarded(self) -> bool:
+        """A naive engine (repair="none") has no guards: that is the damage to show."""
+        return self.options.guards and self.options.repair != "none"
+
+    def _moved_static(self, variant: _Variant, batch: Mapping[str, Any]) -> str | None:
+        """What changed about an input that is handed over as it is; None if nothing did."""
         assert self._specs is not None
         for name, layout in variant.statics:
             value = batch.get(name)
-            if not isinstance(value, torch.Tensor) or _layout(value, self._specs.get(name)) != layout:
-                return False
-        return True
+            now = _layout(value, self._specs.get(name)) if isinstance(value, torch.Tensor) else None
+            if now != layout:
+                same_place = now is not None and now[0] == layout[0]
+                what = "CW402: the strides" if same_place else "CW301: the address"
+                return f"{what} of {name!r} changed, which is not staged"
+        return None
 
     def _miss(self, batch: Mapping[str, Any], why: str) -> Any:
         self.misses += 1
         if why not in self._warned:
             self._warned.add(why)
-            warnings.warn(f"CW402: {why}; this step ran eagerly", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{why}; this step ran eagerly", RuntimeWarning, stacklevel=3)
         with torch.no_grad():
             return self.model(**batch)
 
@@ -503,6 +523,7 @@ def trace_case(case: Case, **options: Any) -> CompiledModel:
     for batch in case.batches:
         given = {k: v for k, v in batch.items() if v is not None}
         compiled._admit(given)
+    _moving_inputs(compiled, case)
     for batch in case.batches:
         given = {k: v for k, v in batch.items() if v is not None}
         signature = compiled._signature(given)
@@ -517,6 +538,39 @@ def trace_case(case: Case, **options: Any) -> CompiledModel:
                 SeamRow("eager Python", error.diagnostic.code, error.diagnostic.file, error.diagnostic.line)
             )
     return compiled
+
+
+def _moving_inputs(compiled: CompiledModel, case: Case) -> None:
+    """An input that nobody named, at another address in every batch: a recording would read the first one."""
+    addresses: dict[str, set[int]] = {}
+    for batch in case.batches:
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor) and name not in (compiled._specs or {}):
+                addresses.setdefault(name, set()).add(value.data_ptr())
+    for name, seen in addresses.items():
+        if len(seen) > 1:
+            compiled.report.add(
+                Diagnostic(
+                    "CW301",
+                    "refuted",
+                    name,
+                    f"the address of input {name!r} is not stable",
+                    label="a captured piece reads it at the address of capture",
+                    span=_definition(compiled.model),
+                    repair="guard" if compiled.options.repair != "none" else None,
+                    notes=(
+                        f"{len(seen)} addresses in {len(case.batches)} batches; a guard miss runs the step eagerly",
+                    ),
+                    help=(f"name it in inputs={{{name!r}: ...}}, so that it is staged",),
+                )
+            )
+
+
+def _definition(model: Callable[..., Any]) -> Span:
+    """Where the model's call is defined."""
+    target = model.forward if isinstance(model, torch.nn.Module) else model
+    code = getattr(inspect.unwrap(target), "__code__", None)
+    return Span(code.co_filename, code.co_firstlineno, 1) if code is not None else Span()
 
 
 def programs_of(case: Case, **options: Any) -> list[Program]:

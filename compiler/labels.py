@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -135,6 +135,16 @@ def _spec(name: str, value: Any) -> Spec:
         raise InputError(f"{where}: expected a tuple of labels, Input, Buffer, Live or a symbol name; got {value!r}")
     dims = tuple(parse_dim(label, where) for label in value.axes)
     return Spec(name, value.kind, dims, value.null, value.fill, value.range)
+
+
+def extents_of(symbols: Iterable[str], extents: Mapping[str, int]) -> dict[str, int]:
+    """Extents by the names that a graph uses: a symbol that only "R+1" carries is known there by that label."""
+    return {s: e for s in symbols if (e := _extent_of(s, extents)) is not None}
+
+
+def _extent_of(symbol: str, extents: Mapping[str, int]) -> int | None:
+    dim = parse_dim(symbol, symbol)
+    return dim.extent(extents) if dim.symbol in extents else None
 
 
 def infer(batch: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -68,6 +68,7 @@ class Named(torch.nn.Module):
         self.model = model
         self._dims = {n: s.dims for n, s in specs.items() if s.kind in ("staged", "buffer", "int")}
         self._bounds = dict(bounds)
+        self._bare = {d.symbol for dims in self._dims.values() for d in dims if d.scale == 1 and not d.offset}
 
     def forward(self, batch: dict[str, Any]) -> Any:
         known: dict[str, Any] = {}
@@ -85,6 +86,10 @@ class Named(torch.nn.Module):
                     low, high = self._bounds[dim.symbol]
                     torch._check(size >= low)
                     torch._check(size <= high)
+                elif dim.symbol not in self._bare:
+                    low, high = self._bounds[dim.symbol]
+                    torch._check(size >= low * dim.scale + dim.offset)
+                    torch._check(size <= high * dim.scale + dim.offset)
         return self.model(**batch)
 
 
@@ -151,8 +156,16 @@ def to_aten(gm: fx.GraphModule, specs: Mapping[str, Spec], strict: bool = True) 
     _drop_assertions(graph)
     _resolve_in_place(graph)
     symbols = _symbols(named, specs, strict)
-    traced = Traced(graph, _with_exprs(named, symbols), symbols, dict(specs))
-    return traced
+    arrivals_by_node = _with_exprs(named, symbols)
+    _rename_inputs(arrivals_by_node)
+    return Traced(graph, arrivals_by_node, symbols, dict(specs))
+
+
+def _rename_inputs(arrivals: Mapping[fx.Node, Arrival]) -> None:
+    """Graph inputs are called what the user calls them: texts and diagnostics show them."""
+    for node, arrival in arrivals.items():
+        name = str(arrival.expr) if arrival.kind == "symbol" else arrival.name
+        node._rename(re.sub(r"\W+", "_", name).strip("_") or "input")
 
 
 def _arrival(node: fx.Node, specs: Mapping[str, Spec]) -> Arrival:
@@ -237,7 +250,7 @@ def _symbols(named: Mapping[fx.Node, Arrival], specs: Mapping[str, Spec], strict
 
 
 def _symbol(found: dict[str, sympy.Symbol], name: str, dim: Dim, size: Any, strict: bool) -> None:
-    if dim.symbol is None or (dim.symbol in found and strict):
+    if dim.symbol is None or dim.symbol in found and strict:
         return
     if not isinstance(size, torch.SymInt):
         if strict:
@@ -247,7 +260,7 @@ def _symbol(found: dict[str, sympy.Symbol], name: str, dim: Dim, size: Any, stri
     if isinstance(expr, sympy.Symbol):
         if expr not in found.values() and dim.symbol not in found:
             found[dim.symbol] = expr
-    elif not strict and isinstance(size.node.expr, sympy.Symbol) and size.node.expr not in found.values():
+    elif isinstance(size.node.expr, sympy.Symbol) and size.node.expr not in found.values():
         # Nothing tied this axis to the bare symbol: it is one of its own, known by its label.
         found[str(dim)] = size.node.expr
 

@@ -1,0 +1,5 @@
+"""The kernels that capwise ships. Importing this package registers them as custom ops under `capwise::`."""
+
+from capwise.ops import ngram_ids, ple_gate, short_conv, table_gather
+
+__all__ = ["ngram_ids", "ple_gate", "short_conv", "table_gather"]

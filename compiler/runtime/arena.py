@@ -56,8 +56,9 @@ class Arena:
         for (name, *_), tensor in self._strided.items():
             noise(name, tensor)
 
-    def addresses(self) -> set[int]:
-        return {t.data_ptr() for t in (*self._flat.values(), *self._strided.values())}
+    def snapshot(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Every buffer with a copy of what it holds."""
+        return [(t, t.clone()) for t in (*self._flat.values(), *self._strided.values())]
 
 
 def stage(place: torch.Tensor, value: torch.Tensor, padded: Sequence[int], fill: Any) -> None:

@@ -94,9 +94,13 @@ def _depends_on_data(flow: Flow, node: fx.Node) -> bool:
         label = "the host must wait for the device to know" + ("" if is_tensor(node) else " the value")
         message = f"{op} syncs with the host" if is_op and aten.syncs(op) else f"{op}: output size depends on data"
         flow.report(Hazard("CW002", node, message, label, (SEAM,)))
+        if flow.repair == "none":
+            # A naive engine records it all the same, and the device refuses.
+            custom.eager_results(flow, node)
+            return True
         flow.make_eager(node, "CW002")
         return True
-    if record.unnamed:
+    if record.unnamed and flow.repair != "none":
         flow.make_eager(node, "")
         return True
     return False

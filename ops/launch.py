@@ -1,0 +1,49 @@
+"""How an op chooses between its two bodies: the Triton kernel, or the torch reference.
+
+A CUDA or HIP tensor takes the kernel. A CPU tensor takes the reference, except inside `capwise.compat.interpreted()`,
+where the kernel is launched and runs in Triton's interpreter. Without Triton every op has its reference only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from capwise import compat
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU machine without Triton
+    triton = tl = None
+
+__all__ = ["block", "jit", "on_triton", "tl"]
+
+
+def jit(fn: Callable[..., Any]) -> Any:
+    """`triton.jit`, or the plain function where Triton is not installed.
+
+    Counts of rows stay run-time arguments even at 1 or at multiples of 16: a kernel is compiled once, not once a kind
+    of batch.
+    """
+    if triton is None:
+        return fn
+    counts = [name for name in inspect.signature(fn).parameters if name in ("tokens", "requests")]
+    return triton.jit(fn, do_not_specialize=counts)
+
+
+def on_triton(tensor: torch.Tensor) -> bool:
+    """True where an op over `tensor` launches its Triton kernel."""
+    if triton is None:
+        return False
+    return tensor.device.type == "cuda" or (tensor.device.type == "cpu" and compat.interpreting())
+
+
+def block(extent: int, tensor: torch.Tensor, gpu: int, cpu: int) -> int:
+    """A tile edge: a power of two, no more than `extent` needs and than `gpu` (or `cpu`, in the interpreter, whose cost
+    is a program's) allows."""
+    most = cpu if tensor.device.type == "cpu" else gpu
+    return min(most, 1 << max(extent - 1, 0).bit_length())

@@ -1,0 +1,192 @@
+"""The gate of PLE: how much of a token's n-gram value enters each of its residual streams.
+
+S streams (`hc`) of width H. For each token and stream, with k, q the stream's slices of key and hidden; all in float32,
+rnd: rounded to the dtype of key (nothing in float32); norm weights are stored less one:
+
+    k' = rnd(k * rsqrt(mean(k^2) + eps) * (1 + w_key))         q' likewise with w_query
+    d  = rnd(rnd(sum_j rnd(k'_j q'_j)) / sqrt(H))
+    g  = rnd(sigmoid(sign(d) * rnd(sqrt(max(|d|, 1e-6)))))     sign(0) = 0
+    gated  = rnd(g * value)
+    normed = rnd(gated * rsqrt(mean(gated^2) + eps) * (1 + w_conv))
+
+key [T, S*H], value [T, H], hidden [T, S*H], weights [S*H] -> gated, normed [T, S*H]. Row-local. key and value are
+usually the two halves of one projection: views whose rows are S*H + H apart.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from capwise.ops.contract import Any, Axes, Contract, Rows, contract
+from capwise.ops.launch import block, jit, on_triton, tl
+
+SMALLEST = 1e-6
+
+
+def gate_reference(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    hidden: torch.Tensor,
+    w_key: torch.Tensor,
+    w_query: torch.Tensor,
+    w_conv: torch.Tensor,
+    eps: float,
+    hc: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    width, dtype = value.shape[1], key.dtype
+
+    def rnd(x: torch.Tensor) -> torch.Tensor:
+        return x.to(dtype).float()
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        return rnd(scaled * (1.0 + weight.float().view(hc, width)))
+
+    k = norm(key.float().unflatten(1, (hc, width)), w_key)
+    q = norm(hidden.float().unflatten(1, (hc, width)), w_query)
+    d = rnd(rnd(rnd(k * q).sum(-1, keepdim=True)) / math.sqrt(width))
+    g = rnd(torch.sigmoid(d.sign() * rnd(d.abs().clamp(min=SMALLEST).sqrt())))
+    gated = rnd(g * value.float()[:, None, :])
+    normed = norm(gated, w_conv)
+    return gated.to(dtype).flatten(1), normed.to(dtype).flatten(1)
+
+
+@jit
+def _scaled(x, width, eps):
+    """Rows of x over the root of their mean square; the columns past width hold 0."""
+    return x * (1.0 / tl.sqrt(tl.sum(x * x, 1) / width + eps))[:, None]
+
+
+@jit
+def _ple_gate_kernel(
+    key_ptr, value_ptr, hidden_ptr, w_key_ptr, w_query_ptr, w_conv_ptr, gated_ptr, normed_ptr,
+    tokens, width, eps, root, smallest, key_row, key_column, value_row, value_column, hidden_row, hidden_column,
+    w_key_stride, w_query_stride, w_conv_stride,
+    STREAMS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
+):
+    token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T))[:, None].to(tl.int64)
+    stream = tl.program_id(1)
+    j = tl.arange(0, BLOCK)[None, :]
+    inside = (token < tokens) & (j < width)
+    at = stream * width + j
+    dtype = gated_ptr.dtype.element_ty
+    k = tl.load(key_ptr + token * key_row + at * key_column, mask=inside, other=0.0).to(tl.float32)
+    q = tl.load(hidden_ptr + token * hidden_row + at * hidden_column, mask=inside, other=0.0).to(tl.float32)
+    w_k = tl.load(w_key_ptr + at * w_key_stride, mask=j < width, other=0.0).to(tl.float32)
+    w_q = tl.load(w_query_ptr + at * w_query_stride, mask=j < width, other=0.0).to(tl.float32)
+    k = (_scaled(k, width, eps) * (1.0 + w_k)).to(dtype).to(tl.float32)
+    q = (_scaled(q, width, eps) * (1.0 + w_q)).to(dtype).to(tl.float32)
+    dot = tl.sum((k * q).to(dtype).to(tl.float32), 1).to(dtype).to(tl.float32)
+    d = (dot / root).to(dtype).to(tl.float32)
+    magnitude = tl.sqrt(tl.maximum(tl.abs(d), smallest)).to(dtype).to(tl.float32)
+    signed = tl.where(d > 0, magnitude, tl.where(d < 0, -magnitude, d))
+    g = (1.0 / (1.0 + tl.exp(-signed))).to(dtype).to(tl.float32)
+    value = tl.load(value_ptr + token * value_row + j * value_column, mask=inside, other=0.0).to(tl.float32)
+    gated = (g[:, None] * value).to(dtype)
+    w_c = tl.load(w_conv_ptr + at * w_conv_stride, mask=j < width, other=0.0).to(tl.float32)
+    normed = _scaled(gated.to(tl.float32), width, eps) * (1.0 + w_c)
+    out = (token * STREAMS + stream) * width + j
+    tl.store(gated_ptr + out, gated, mask=inside)
+    tl.store(normed_ptr + out, normed.to(dtype), mask=inside)
+
+
+def _launch(key, value, hidden, w_key, w_query, w_conv, eps, hc, gated, normed) -> None:
+    tokens, width = value.shape
+    columns = 1 << (width - 1).bit_length()
+    block_t = block(tokens, key, gpu=max(1, 1024 // columns), cpu=64)
+    _ple_gate_kernel[(-(-tokens // block_t), hc)](
+        key,
+        value,
+        hidden,
+        w_key,
+        w_query,
+        w_conv,
+        gated,
+        normed,
+        tokens,
+        width,
+        eps,
+        math.sqrt(width),
+        SMALLEST,
+        *key.stride(),
+        *value.stride(),
+        *hidden.stride(),
+        w_key.stride(0),
+        w_query.stride(0),
+        w_conv.stride(0),
+        STREAMS=hc,
+        BLOCK_T=block_t,
+        BLOCK=columns,
+        num_warps=8 if columns > 1024 else 4,
+    )
+
+
+def _check(key, value, hidden, w_key, w_query, w_conv, hc) -> None:
+    tokens, width = value.shape
+    for name, tensor, shape in (
+        ("key", key, (tokens, hc * width)),
+        ("hidden", hidden, (tokens, hc * width)),
+        ("w_key", w_key, (hc * width,)),
+        ("w_query", w_query, (hc * width,)),
+        ("w_conv", w_conv, (hc * width,)),
+    ):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"ple_gate: {name}: expected {shape}; got {tuple(tensor.shape)}")
+
+
+@torch.library.custom_op("capwise::ple_gate", mutates_args=())
+def ple_gate(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    hidden: torch.Tensor,
+    w_key: torch.Tensor,
+    w_query: torch.Tensor,
+    w_conv: torch.Tensor,
+    eps: float,
+    hc: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gated values and their norms.
+
+    Args:
+        key, hidden: [T, hc*H]. value: [T, H]. Any strides, one dtype.
+        w_key, w_query, w_conv: [hc*H], norm weights less one.
+        eps: added to each mean of squares.
+        hc: how many residual streams.
+
+    Returns:
+        gated and normed, [T, hc*H], in key's dtype, dense.
+
+    Raises:
+        ValueError: shapes that contradict each other.
+    """
+    _check(key, value, hidden, w_key, w_query, w_conv, hc)
+    if not on_triton(key):
+        return gate_reference(key, value, hidden, w_key, w_query, w_conv, eps, hc)
+    gated, normed = key.new_empty(key.shape), key.new_empty(key.shape)
+    if key.shape[0]:
+        _launch(key, value, hidden, w_key, w_query, w_conv, eps, hc, gated, normed)
+    return gated, normed
+
+
+@ple_gate.register_fake
+def _(key, value, hidden, w_key, w_query, w_conv, eps, hc):
+    return key.new_empty(key.shape), key.new_empty(key.shape)
+
+
+@contract("capwise::ple_gate")
+def gate_contract() -> Contract:
+    return Contract(
+        rows={
+            "key": Rows("T", None, tail=Any()),
+            "value": Rows("T", None, tail=Any()),
+            "hidden": Rows("T", None, tail=Any()),
+            "w_key": Axes((None,)),
+            "w_query": Axes((None,)),
+            "w_conv": Axes((None,)),
+            "out0": Rows("T", None, write=True),
+            "out1": Rows("T", None, write=True),
+        },
+        locality="row",
+    )
