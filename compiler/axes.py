@@ -7,6 +7,7 @@ is done along a padded opaque axis is a hazard.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,10 +32,12 @@ class Cat:
 
 @dataclass(frozen=True)
 class Opaque:
-    """A size whose positions nothing is known of."""
+    """A size whose positions nothing is known of. Two of them are never the same axis, unless one was taken from the
+    other: `tag` tells them apart."""
 
     expr: sympy.Expr
     symbols: frozenset[str]
+    tag: int
 
 
 Atom = int | Rows | Cat | Opaque
@@ -53,27 +56,37 @@ class Space:
         self.sympy = {name: symbol for symbol, name in self.names.items()}
         self.padded = frozenset(padded)
         self._axes: dict[sympy.Expr, Axis] = {}
+        self._tags = itertools.count()
 
     def expr(self, size: object) -> sympy.Expr:
-        """A size as an expression; a minimum is decided where the largest extents decide it."""
+        """A size as an expression; a minimum or maximum is decided where the largest or least extents decide it."""
         expr = as_expr(size)
         if expr.is_Integer or expr.is_Symbol:
             return expr
-        return expr.replace(lambda e: type(e).__name__ == "Min", self._decided)
+        return expr.replace(lambda e: type(e).__name__ in ("Min", "Max"), self._decided)
 
-    def _decided(self, least: sympy.Expr) -> sympy.Expr:
-        numbers = [a for a in least.args if a.is_Integer]
-        others = [a for a in least.args if not a.is_Integer]
-        most = {s: self.most[n] for n, s in self.sympy.items() if n in self.most}
-        small = [a for a in others if numbers and a.subs(most).is_Integer and a.subs(most) <= min(numbers)]
-        return small[0] if len(small) == len(others) == 1 else least
+    def _decided(self, bound: sympy.Expr) -> sympy.Expr:
+        """Min(number, e) is e where e is never larger, Max(number, e) is e where it is never smaller; sizes only grow
+        with their symbols."""
+        numbers = [a for a in bound.args if a.is_Integer]
+        others = [a for a in bound.args if not a.is_Integer]
+        if len(others) != 1 or not numbers or not _only_grows(others[0]):
+            return bound
+        is_least = type(bound).__name__ == "Min"
+        extreme = self.most if is_least else dict.fromkeys(self.sympy, 0)
+        value = others[0].subs({s: extreme[n] for n, s in self.sympy.items() if n in extreme})
+        decided = value.is_Integer and (value <= min(numbers) if is_least else value >= max(numbers))
+        return others[0] if decided else bound
 
     def axis(self, size: object) -> Axis:
         """The axis of a fresh dimension of this size (an int or a SymInt)."""
         expr = self.expr(size)
-        if expr not in self._axes:
-            self._axes[expr] = self._axis(expr)
-        return self._axes[expr]
+        axis = self._axes.get(expr)
+        if axis is None:
+            axis = self._axis(expr)
+            if not any(isinstance(a, Opaque) for a in axis):
+                self._axes[expr] = axis
+        return axis
 
     def _axis(self, expr: sympy.Expr) -> Axis:
         if expr.is_Integer:
@@ -86,7 +99,11 @@ class Space:
             if shift.is_Integer and symbol in self.names:
                 rows = Rows(self.names[symbol], 0, int(shift))
                 return (rows,) if scale == 1 else (rows, int(scale))
-        return (Opaque(expr, frozenset(self.names.get(s, str(s)) for s in expr.free_symbols)),)
+        return (self.opaque(expr),)
+
+    def opaque(self, expr: sympy.Expr) -> Opaque:
+        """An axis like no other."""
+        return Opaque(expr, frozenset(self.names.get(s, str(s)) for s in expr.free_symbols), next(self._tags))
 
     def size(self, axis: Axis) -> sympy.Expr:
         result: sympy.Expr = sympy.Integer(1)
@@ -159,7 +176,7 @@ class Space:
         expr = self.expr(size)
         if expr.is_Integer:
             return ONE if expr == 1 else (int(expr),)
-        return (Opaque(expr, frozenset(self.names.get(s, str(s)) for s in expr.free_symbols)),)
+        return (self.opaque(expr),)
 
     def _take(self, atoms: list[Atom], size: sympy.Expr) -> Axis | None:
         taken: list[Atom] = []
@@ -244,6 +261,14 @@ def as_expr(size: object) -> sympy.Expr:
     """An int, SymInt or sympy expression as a sympy expression."""
     node = getattr(size, "node", None)
     return sympy.sympify(node.expr if node is not None else size)
+
+
+def _only_grows(expr: sympy.Expr) -> bool:
+    """Whether an expression is a polynomial with no negative coefficient but the constant's."""
+    symbols = sorted(expr.free_symbols, key=str)
+    if not symbols or not expr.is_polynomial(*symbols):
+        return False
+    return all(c >= 0 for powers, c in sympy.Poly(expr, *symbols).terms() if any(powers))
 
 
 def _is_polynomial(expr: sympy.Expr) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from capwise import compat
 from capwise.axes import Space
@@ -161,6 +161,7 @@ class CompiledModel:
         self._named: Named | None = None
         self._mode = mode
         self._batch: dict[str, Any] = {}
+        self._marked: dict[str, Any] = {}
         self._extents: dict[str, int] = {}
         self._last: _Variant | None = None
         self._warned: set[str] = set()
@@ -275,6 +276,9 @@ class CompiledModel:
         if variant is not None:
             self._learn_outputs(variant, result, batch)
             self._variants.setdefault(self._signature(batch), variant)
+            # Dynamo saw marked copies of inputs: an input that is returned as it is must be the caller's own.
+            mine = {id(v): batch[n] for n, v in self._marked.items() if isinstance(v, torch.Tensor)}
+            result = tree_map(lambda leaf: mine.get(id(leaf), leaf), result)
         return result
 
     def _call(self, batch: dict[str, Any], unbacked: bool) -> Any:
@@ -285,7 +289,8 @@ class CompiledModel:
             self._compiled[unbacked] = torch.compile(self._named, backend=self._backend, fullgraph=True)
         try:
             with torch.no_grad(), compat.dynamo_settings(unbacked_ints(self._specs), unbacked):
-                return self._compiled[unbacked](mark(batch, self._specs, unbacked))
+                self._marked = mark(batch, self._specs, unbacked)
+                return self._compiled[unbacked](self._marked)
         except compat.branch_errors() as error:
             if not unbacked:
                 raise TraceError(_cannot_trace(error)) from error
@@ -405,7 +410,7 @@ class CompiledModel:
                 found.append(("out", at))
                 used.add(at)
             elif isinstance(leaf, torch.Tensor):
-                name = next((n for n, v in batch.items() if v is leaf), None)
+                name = next((n for n in batch if leaf is batch[n] or leaf is self._marked[n]), None)
                 found.append(("input", name) if name is not None else ("state", leaf))
             else:
                 found.append(("constant", leaf))

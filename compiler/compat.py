@@ -52,6 +52,11 @@ def make_aten(run: Callable[..., Any], fakes: Sequence[Any]) -> fx.GraphModule:
     return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True, record_module_stack=False)(*fakes)
 
 
+def _patched(config: Any, **values: Any) -> contextlib.AbstractContextManager[Any]:
+    """A torch config module with other values, until the context is left."""
+    return config.patch(**values)
+
+
 @contextlib.contextmanager
 def dynamo_settings(unbacked_sources: str, unbacked: bool) -> Iterator[None]:
     """Dynamo as capwise wants it, for one call: scalars and data-dependent sizes captured, nothing made dynamic by
@@ -65,11 +70,11 @@ def dynamo_settings(unbacked_sources: str, unbacked: bool) -> Iterator[None]:
         "fail_on_recompile_limit_hit": True,
     }
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch._dynamo.config.patch(dynamo))
+        stack.enter_context(_patched(torch._dynamo.config, **dynamo))
         if unbacked_sources:
-            stack.enter_context(torch.compiler.config.patch(unbacked_sources=unbacked_sources))
+            stack.enter_context(_patched(torch.compiler.config, unbacked_sources=unbacked_sources))
         if not unbacked:
-            stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))
+            stack.enter_context(_patched(torch.fx.experimental._config, use_duck_shape=False))
         yield
 
 

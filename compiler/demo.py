@@ -18,6 +18,7 @@ from rich.table import Table
 from capwise.backend import CompiledModel, case_options
 from capwise.case import Case
 from capwise.report import Report
+from capwise.verify import moved
 
 
 @dataclass
@@ -60,8 +61,8 @@ def replay(case: Case, unsafe: bool, counted: Mapping[int, bool] | None = None, 
     compiled = CompiledModel(model, case_options(case, **options))
     outcome = Outcome()
     for step, batch in enumerate(case.batches):
-        mine = {k: _moved(v, device) for k, v in batch.items()}
-        theirs = {k: _moved(v, device) for k, v in batch.items()}
+        mine = {k: moved(v, torch.device(device)) for k, v in batch.items()}
+        theirs = {k: moved(v, torch.device(device)) for k, v in batch.items()}
         with torch.no_grad():
             expected = reference(**theirs)
         got = compiled(**mine)
@@ -71,15 +72,6 @@ def replay(case: Case, unsafe: bool, counted: Mapping[int, bool] | None = None, 
     outcome.report = compiled.report
     outcome.report.case = case.name
     return outcome
-
-
-def _moved(value: Any, device: str) -> Any:
-    """A copy that keeps its strides: a strided column stays one."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    size = value.untyped_storage().nbytes() // value.element_size()
-    flat = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage(), 0, (size,))
-    return flat.to(device, copy=True).as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 def _count(

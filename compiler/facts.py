@@ -93,7 +93,7 @@ class Fact:
     live: sympy.Expr | None = None
     low: int | None = None
     below: sympy.Expr | None = None
-    keeps: str | None = None
+    keeps: fx.Node | None = None
     inputs: frozenset[str] = frozenset()
 
     def with_tail(self, dim: int, tail: Tail) -> Fact:

@@ -232,7 +232,7 @@ def _bind(found: dict[str, tuple[int, str]], dim: Dim, size: int, where: str) ->
 def _check_live(name: str, spec: Spec, value: Any, found: Mapping[str, tuple[int, str]]) -> None:
     if spec.kind != "live" or value is None:
         return
-    symbol = spec.dims[0].symbol
+    (symbol,) = spec.symbols
     if symbol not in found:
         raise InputError(f"{name}: Live({symbol!r}) names a symbol that no input carries")
     # A device scalar is not read back: that would sync.

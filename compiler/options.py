@@ -51,7 +51,7 @@ class Options:
             if name not in names:
                 raise OptionError(f"option {name!r}: expected one of {', '.join(names)}{nearest(name, names)}")
         normalise = {"key": _key, "capture_sizes": _sizes, "capacity": _capacity}
-        checked = {n: normalise[n](v) if n in normalise else v for n, v in given.items()}
+        checked: dict[str, Any] = {n: normalise[n](v) if n in normalise else v for n, v in given.items()}
         for name, choices in (("capture", Capture), ("repair", Repair), ("lower", Lower), ("outputs", Outputs)):
             if name in checked:
                 _choice(name, checked[name], get_args(choices))

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import sympy
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from capwise import compat
 from capwise.labels import Dim, InputError, Spec
@@ -59,6 +60,11 @@ class Traced:
         return {symbol: name for name, symbol in self.symbols.items()}
 
 
+def _state(condition: Any) -> None:
+    """Tells the tracer that something holds of the sizes."""
+    torch._check(condition)  # type: ignore[no-untyped-call]
+
+
 class Named(torch.nn.Module):
     """The model behind a wrapper that states bounds and relations of the named axes (`torch._check`), so that one
     trace serves every batch: T == R, R == 1 and T == 1 included."""
@@ -68,7 +74,6 @@ class Named(torch.nn.Module):
         self.model = model
         self._dims = {n: s.dims for n, s in specs.items() if s.kind in ("staged", "buffer", "int")}
         self._bounds = dict(bounds)
-        self._bare = {d.symbol for dims in self._dims.values() for d in dims if d.scale == 1 and not d.offset}
 
     def forward(self, batch: dict[str, Any]) -> Any:
         known: dict[str, Any] = {}
@@ -79,17 +84,18 @@ class Named(torch.nn.Module):
                 if dim.symbol is None:
                     continue
                 size = batch[name] if isinstance(batch[name], int) else batch[name].shape[i]
+                offset = dim.offset or 0
                 if dim.symbol in known:
-                    torch._check(size == known[dim.symbol] * dim.scale + dim.offset)
-                elif dim.scale == 1 and dim.offset == 0:
+                    _state(size == known[dim.symbol] * dim.scale + offset)
+                elif dim.scale == 1 and offset == 0:
                     known[dim.symbol] = size
                     low, high = self._bounds[dim.symbol]
-                    torch._check(size >= low)
-                    torch._check(size <= high)
-                elif dim.symbol not in self._bare:
+                    _state(size >= low)
+                    _state(size <= high)
+                else:
                     low, high = self._bounds[dim.symbol]
-                    torch._check(size >= low * dim.scale + dim.offset)
-                    torch._check(size <= high * dim.scale + dim.offset)
+                    _state(size >= low * dim.scale + offset)
+                    _state(size <= high * dim.scale + offset)
         return self.model(**batch)
 
 
@@ -141,7 +147,8 @@ def to_aten(gm: fx.GraphModule, specs: Mapping[str, Spec], strict: bool = True) 
         InputError: an axis that was named is fixed by the model to one size.
     """
     outer = list(gm.graph.find_nodes(op="placeholder"))
-    mode = next((v.fake_mode for p in outer if isinstance(v := p.meta["example_value"], torch.Tensor)), None)
+    values = [p.meta["example_value"] for p in outer]
+    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
     arrivals = [_arrival(p, specs) for p in outer]
 
     def run(*args: Any) -> Any:

@@ -227,12 +227,12 @@ class _Inputs:
         if spec is None:
             key = (name, id(value))
             if key not in self.kept:
-                self.kept[key] = _moved(value, self.place)
+                self.kept[key] = moved(value, self.place)
             return self.kept[key]
         if spec.kind != "buffer":
-            return _moved(value, self.place)
+            return moved(value, self.place)
         if name not in self.kept:
-            self.kept[name] = _moved(value, self.place)
+            self.kept[name] = moved(value, self.place)
         whole = self.kept[name]
         view = whole.as_strided(value.shape, value.stride(), value.storage_offset())
         view.copy_(value)
@@ -242,10 +242,10 @@ class _Inputs:
         yield from self.kept.values()
 
 
-def _moved(value: torch.Tensor, place: torch.device) -> torch.Tensor:
+def moved(value: torch.Tensor, place: torch.device) -> torch.Tensor:
     """A copy of a tensor with its storage around it, so that strides, offset and room behind it stay."""
     size = value.untyped_storage().nbytes() // value.element_size()
-    flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage(), 0, (size,))
+    flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage(), 0, (size,), (1,))
     return flat.to(place, copy=True).as_strided(value.shape, value.stride(), value.storage_offset())
 
 
@@ -274,10 +274,11 @@ class _Noise:
         self.seen: dict[str, torch.Tensor] = {}
 
     def learn(self, batch: Mapping[str, Any]) -> None:
+        """Remembers the integers that an input has held: in range, and wrong in a tail."""
         for name, value in batch.items():
             if isinstance(value, torch.Tensor) and value.numel() and not value.dtype.is_floating_point:
-                mine = value.detach().cpu().flatten().to(torch.int64)
-                self.seen[name] = torch.cat([self.seen[name], mine]).unique() if name in self.seen else mine.unique()
+                known = set(self.seen.get(name, torch.zeros(0)).tolist())
+                self.seen[name] = torch.tensor(sorted(known | set(value.flatten().tolist())), dtype=torch.int64)
 
     def __call__(self, name: str, place: torch.Tensor) -> None:
         wild = self.round == 0 and not self.in_range_only

@@ -61,36 +61,37 @@ class Arena:
         return [(t, t.clone()) for t in (*self._flat.values(), *self._strided.values())]
 
 
-def stage(place: torch.Tensor, value: torch.Tensor, padded: Sequence[int], fill: Any) -> None:
-    """Copies live rows into a buffer and fills the tails of its padded dimensions.
+def live_part(place: torch.Tensor, shape: Sequence[int], padded: Sequence[int]) -> torch.Tensor:
+    """The leading rows of a buffer that a live value of this shape goes to."""
+    for dim in padded:
+        place = place.narrow(dim, 0, shape[dim])
+    return place
+
+
+class TailFill:
+    """Fills the tail of one padded dimension of a buffer, with device work only, so that it can be recorded.
 
     Args:
         place: the buffer at captured extents.
-        value: the live rows; same rank, no larger.
-        padded: dimensions that have a tail.
-        fill: a number, "last", or None to leave tails as they are.
+        live: 0-d int64, the live extent of the dimension's symbol; `scale * live + offset` rows are live.
+        value: a number, or "last" for the last live row.
     """
-    live = place
-    for dim in padded:
-        live = live.narrow(dim, 0, value.shape[dim])
-    live.copy_(value, non_blocking=True)
-    if fill is not None:
-        fill_tail(place, value.shape, padded, fill)
 
+    def __init__(self, place: torch.Tensor, dim: int, live: torch.Tensor, affine: tuple[int, int], value: Any) -> None:
+        self.place, self.dim, self.live, self.value = place, dim, live, value
+        self.scale, self.offset = affine
+        shape = [1] * place.dim()
+        shape[dim] = place.shape[dim]
+        self.rows = torch.arange(place.shape[dim], device=place.device).view(shape)
 
-def fill_tail(place: torch.Tensor, shape: Sequence[int], padded: Sequence[int], fill: Any) -> None:
-    """Fills what lies past the live rows, one padded dimension after the other."""
-    for dim in padded:
-        live, captured = shape[dim], place.shape[dim]
-        if live == captured:
-            continue
-        tail = place.narrow(dim, live, captured - live)
-        if fill != LAST:
-            tail.fill_(fill)
-        elif live:
-            tail.copy_(place.narrow(dim, live - 1, 1).expand_as(tail))
-        else:
-            tail.zero_()
+    def __call__(self) -> None:
+        bound = self.live if self.scale == 1 else self.live * self.scale
+        bound = bound + self.offset if self.offset else bound
+        if self.value != LAST:
+            self.place.masked_fill_(self.rows >= bound, self.value)
+            return
+        last = self.place.index_select(self.dim, (bound - 1).clamp(min=0).view(1))
+        self.place.copy_(torch.where(self.rows < bound, self.place, last))
 
 
 def whole_buffer(name: str, view: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

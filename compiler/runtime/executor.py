@@ -8,15 +8,19 @@ from typing import Any
 
 import torch
 
-from capwise.axes import as_expr
+from capwise.axes import Axis, as_expr
 from capwise.labels import Spec
 from capwise.program import Output, Program, Step
 from capwise.runtime import graph, tape
-from capwise.runtime.arena import Arena, fill_tail, most_shape, stage, whole_buffer
-from capwise.runtime.live import live_view
+from capwise.runtime.arena import Arena, TailFill, live_part, most_shape, whole_buffer
+from capwise.runtime.live import live_view, write_live
 
 Batch = Mapping[str, Any]
 Extents = Mapping[str, int]
+
+
+# The recording that fills tails, where it is not part of the first piece.
+FILL = Step("piece", "fill", torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph()), (), ())
 
 
 @dataclass
@@ -29,7 +33,9 @@ class Bound:
     recordings: dict[str, Any] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
     live: dict[str, int] = field(default_factory=dict)
-    stagings: list[Callable[[Batch], None]] = field(default_factory=list)
+    scalars: dict[str, torch.Tensor] = field(default_factory=dict)
+    staged: list[tuple[str, torch.Tensor, tuple[int, ...]]] = field(default_factory=list)
+    fills: list[TailFill] = field(default_factory=list)
 
 
 class Executor:
@@ -46,6 +52,7 @@ class Executor:
         self.bound: dict[tuple[int, ...], Bound] = {}
         self.largest: dict[str, int] = dict(program.capacity)
         self._symbols = sorted(program.space.sympy)
+        self._rewritten = {name for step in program.pieces for name in step.mutated}
 
     # ------------------------------------------------------------------------------------------------ a step
     def step(self, batch: Batch, extents: Extents, captured: Mapping[str, int] | None) -> list[Any]:
@@ -57,8 +64,7 @@ class Executor:
         if bound is None:
             return self._first(key, batch, extents, dict(captured))
         bound.live = dict(extents)
-        for put in bound.stagings:
-            put(batch)
+        self._stage(bound, batch)
         for call in bound.calls:
             call()
         return self._finish(bound, batch)
@@ -68,8 +74,9 @@ class Executor:
         running, so the step runs once as it is, and is recorded afterwards: state moves on exactly once."""
         bound = Bound(captured, dict(self.state), live=dict(extents))
         self._bind_inputs(bound, batch)
-        for put in bound.stagings:
-            put(batch)
+        self._stage(bound, batch)
+        if bound.fills:
+            self._run_first(bound, FILL)
         for one in self.program.steps:
             self._run_first(bound, one)
         outputs = self._finish(bound, batch)
@@ -88,30 +95,51 @@ class Executor:
             call()
             bound.calls.append(call)
             return
-        args = self._arguments(bound, one)
+        run, args = self._code(bound, one), self._arguments(bound, one)
         if self.capture == "tape":
-            outs, recording = tape.record(one.module, args)
+            outs, recording = tape.record(run, args)
             bound.recordings[one.name] = recording
             bound.calls.append(recording.replay)
         else:
-            outs = self.pieces[one.name](*args)
-        bound.values.update(zip(one.outputs, outs))
+            outs = run(*args)
+        bound.values.update(zip(one.outputs, outs or ()))
+
+    def _code(self, bound: Bound, one: Step) -> Callable[..., Any]:
+        """What a piece runs. Tails are filled by a recording of their own, or with the piece that comes first."""
+        if one is FILL:
+            return lambda: self._fill_tails(bound)
+        return one.module if self.capture == "tape" else self.pieces[one.name]
 
     def _record_graphs(self, bound: Bound) -> None:
+        """Records every piece without running it. Tail fills go into the graph of the first piece where one comes
+        first."""
         torch.cuda.synchronize()
         if self.arena.pool is None:
             self.arena.pool = graph.DevicePool()
         calls: list[Callable[[], None]] = []
         seams = iter(bound.calls)
-        for one in self.program.steps:
-            if one.kind == "seam":
-                calls.append(next(seams))
-                continue
-            outs, recording = graph.record(self.pieces[one.name], self._arguments(bound, one), self.arena.pool)
-            bound.recordings[one.name] = recording
-            bound.values.update(zip(one.outputs, outs))
-            calls.append(recording.replay)
+        steps = list(self.program.steps)
+        fill = bool(bound.fills)
+        if fill and steps and steps[0].kind == "seam":
+            calls.append(self._record(bound, FILL, False))
+            fill = False
+        for one in steps:
+            calls.append(next(seams) if one.kind == "seam" else self._record(bound, one, fill))
+            fill = False
         bound.calls = calls
+
+    def _record(self, bound: Bound, one: Step, fill: bool) -> Callable[[], None]:
+        code, args = self._code(bound, one), self._arguments(bound, one)
+
+        def run() -> Any:
+            if fill:
+                self._fill_tails(bound)
+            return code(*args)
+
+        outs, recording = graph.record(run, (), self.arena.pool)
+        bound.recordings[one.name] = recording
+        bound.values.update(zip(one.outputs, outs or ()))
+        return recording.replay
 
     # ------------------------------------------------------------------------------------------------ inputs
     def _bind_inputs(self, bound: Bound, batch: Batch) -> None:
@@ -119,20 +147,17 @@ class Executor:
             if arrival.kind == "symbol":
                 bound.values[name] = evaluate(arrival.expr, self.program, bound.captured)
             elif arrival.kind == "live":
-                self._bind_live(bound, name, arrival.name)
+                bound.values[name] = self._live(bound, arrival.name)
             elif arrival.kind == "host":
                 bound.values[name] = self._host(arrival.source, batch)
             elif arrival.kind == "input":
                 self._bind_input(bound, name, arrival.name, batch)
 
-    def _bind_live(self, bound: Bound, name: str, symbol: str) -> None:
-        place = self.arena.view(f"live {symbol}", self._int64(), (), ())
-        bound.values[name] = place
-
-        def put(_: Batch) -> None:
-            place.fill_(bound.live[symbol])
-
-        bound.stagings.append(put)
+    def _live(self, bound: Bound, symbol: str) -> torch.Tensor:
+        """The device scalar that holds the live extent of a symbol; written at every step."""
+        if symbol not in bound.scalars:
+            bound.scalars[symbol] = self.arena.view(f"live {symbol}", self._int64(), (), ())
+        return bound.scalars[symbol]
 
     def _int64(self) -> torch.Tensor:
         device = next(v.device for v in self.program.values.values())
@@ -147,21 +172,39 @@ class Executor:
         axes = self.program.values[name].axes
         shape = [self.program.space.extent(a, bound.captured) for a in axes]
         padded = [d for d, a in enumerate(axes) if self.program.space.is_padded(a)]
-        fill = self.program.staged_fills.get(argument)
         if spec.kind == "buffer":
             place = whole_buffer(argument, value, shape)
-
-            def put(now: Batch) -> None:
-                if fill is not None:
-                    fill_tail(place, now[argument].shape, padded, fill)
         else:
             place = self._place(argument, spec, value, shape)
-
-            def put(now: Batch) -> None:
-                stage(place, now[argument], padded, fill)
-
+            bound.staged.append((argument, place, tuple(padded)))
         bound.values[name] = place
-        bound.stagings.append(put)
+        fill = self.program.staged_fills.get(argument)
+        if fill is not None:
+            bound.fills += [self._fill(bound, place, d, axes[d], fill) for d in padded]
+
+    def _fill(self, bound: Bound, place: torch.Tensor, dim: int, axis: Axis, value: Any) -> TailFill:
+        (symbol,) = self.program.space.symbols(axis)
+        expr = self.program.space.size(axis)
+        scale = int(expr.coeff(self.program.space.sympy[symbol]))
+        offset = int(expr.subs({self.program.space.sympy[symbol]: 0}))
+        return TailFill(place, dim, self._live(bound, symbol), (scale, offset), value)
+
+    def _stage(self, bound: Bound, batch: Batch) -> None:
+        """Live rows into the buffers, in one grouped copy; live extents into their scalars. Tails are filled by the
+        recording itself."""
+        places, values = [], []
+        for argument, place, padded in bound.staged:
+            value = batch[argument]
+            places.append(live_part(place, value.shape, padded))
+            values.append(value)
+        if places:
+            torch._foreach_copy_(places, values, non_blocking=True)
+        for symbol, scalar in bound.scalars.items():
+            scalar.fill_(bound.live[symbol])
+
+    def _fill_tails(self, bound: Bound) -> None:
+        for fill in bound.fills:
+            fill()
 
     def _place(self, argument: str, spec: Spec, value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         most = most_shape(spec.dims, shape, self.largest) if spec.dims else shape
@@ -206,15 +249,19 @@ class Executor:
 
     def _write_back(self, bound: Bound, name: str, argument: Any) -> None:
         known = self.program.values.get(name)
-        if known is None or not isinstance(argument, torch.Tensor) or name in bound.raw:
+        if known is None or not isinstance(argument, torch.Tensor):
             return
-        place = live_view(bound.values[name], known.axes, self.program.space, bound.live, bound.captured)
-        if place.data_ptr() != argument.data_ptr():
-            place.copy_(argument)
+        if name in bound.raw and not self._is_read_by_piece(name):
+            return
+        place = bound.values[name]
+        if place.untyped_storage()._cdata != argument.untyped_storage()._cdata:
+            write_live(place, argument, known.axes, self.program.space, bound.live, bound.captured)
 
     def _keep(self, bound: Bound, name: str, out: Any) -> None:
-        """A seam's result: as it is for later seams and outputs, and at its captured extent for pieces."""
-        bound.raw[name] = out
+        """A seam's result: as it is for later seams and outputs, and at its captured extent for pieces. What a piece
+        writes later is read from where the piece writes it."""
+        if name not in self._rewritten:
+            bound.raw[name] = out
         known = self.program.values.get(name)
         if known is None or not isinstance(out, torch.Tensor) or not self._is_read_by_piece(name):
             return
@@ -222,7 +269,7 @@ class Executor:
         if place is None:
             shape = [self.program.space.extent(a, bound.captured) for a in known.axes]
             place = bound.values[name] = self.arena.view(f"seam {name}", out, shape, shape)
-        live_view(place, known.axes, self.program.space, bound.live, bound.captured).copy_(out)
+        write_live(place, out, known.axes, self.program.space, bound.live, bound.captured)
 
     def _is_read_by_piece(self, name: str) -> bool:
         return any(s.kind == "piece" and name in s.inputs for s in self.program.steps)

@@ -32,6 +32,24 @@ def live_view(
     return tensor
 
 
+def write_live(
+    place: torch.Tensor,
+    value: torch.Tensor,
+    axes: tuple[Axis, ...],
+    space: Space,
+    live: Extents,
+    captured: Extents,
+) -> None:
+    """Writes the live rows of a tensor at captured extents; where they are no single block, by their positions."""
+    view = live_view(place, axes, space, live, captured)
+    if view.untyped_storage()._cdata == place.untyped_storage()._cdata:
+        view.copy_(value)
+        return
+    places = torch.arange(place.numel(), device=place.device).view(place.shape)
+    places = live_view(places, axes, space, live, captured)
+    place.copy_(place.flatten().index_copy(0, places.flatten(), value.flatten()).view(place.shape))
+
+
 def _inner(tensor: torch.Tensor, dim: int, axis: Axis, space: Space, live: Extents, captured: Extents) -> torch.Tensor:
     """Takes the axis apart into atoms, narrows the padded ones, puts it together again."""
     if space.is_opaque(axis):
@@ -46,7 +64,7 @@ def _inner(tensor: torch.Tensor, dim: int, axis: Axis, space: Space, live: Exten
             at += size
         return torch.cat(parts, dim)
     sizes = [space.atom_extent(atom, captured) for atom in axis]
-    apart = tensor.unflatten(dim, sizes)
+    apart: torch.Tensor = tensor.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
     for i, atom in enumerate(axis):
         if space.is_padded((atom,)):
             only = (*[()] * (dim + i), (atom,), *[()] * (apart.dim() - dim - i - 1))

@@ -36,7 +36,7 @@ class Frozen:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Frozen:
-        geometry = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
+        geometry = (tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
         return cls(tensor.untyped_storage(), tensor.dtype, *geometry)
 
     def tensor(self) -> torch.Tensor:
@@ -99,9 +99,9 @@ class Tape:
             launch.run()
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, tape: Tape) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tape, self.node, self.place = tape, "", ""
 
     def __torch_dispatch__(
@@ -113,11 +113,12 @@ class _Recorder(TorchDispatchMode):
         if body is not None:
             with self:
                 return body(*args, **kwargs)
-        frozen = tree_map(_freeze, (args, kwargs))
+        fixed_args, fixed_kwargs = tree_map(_freeze, (args, kwargs))
         out = func(*args, **kwargs)
         outs = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor)]
         if not _is_view(func, args, kwargs, outs) and not _allocates(func):
-            self.tape.launches.append(Launch(func, *frozen, [Frozen.of(o) for o in outs], node=self.node))
+            launched = [Frozen.of(o) for o in outs]
+            self.tape.launches.append(Launch(func, fixed_args, fixed_kwargs, launched, node=self.node))
         self.tape.keep.append((args, kwargs, outs))
         return out
 

@@ -11,8 +11,10 @@ from torch import fx
 from capwise.contracts import Found
 from capwise.facts import fact, facts, is_tensor, val
 from capwise.ops import aten
+from capwise.program import is_free
 from capwise.transfer import custom, elementwise, mixing, rows, sources, views
 from capwise.transfer.flow import SEAM, Flow, Hazard, Remedy
+from capwise.transfer.seams import reads_live_only
 
 _FAMILIES: dict[str, Callable[[Flow, fx.Node, aten.Row], None]] = {
     "pointwise": elementwise.pointwise,
@@ -49,15 +51,18 @@ def _step(flow: Flow, node: fx.Node) -> None:
     if node.target is operator.getitem:
         views.getitem(flow, node)
         return
-    if _depends_on_data(flow, node):
+    if _depends_on_data(flow, node) or not is_free(node) and reads_live_only(flow.space, node):
+        flow.make_eager(node, "")
         custom.eager_results(flow, node)
         return
     found: Found = facts(node).found
     if found.source == "host":
         return
     _transfer(flow, node, found)
+    if reads_live_only(flow.space, node):
+        flow.make_eager(node, "")
     _outside_key(flow, node, found)
-    if flow.is_eager(node) and found.source != "unknown":
+    if flow.is_eager(node) and found.source != "unknown" and not is_free(node):
         custom.eager_results(flow, node)
 
 
@@ -89,10 +94,10 @@ def _depends_on_data(flow: Flow, node: fx.Node) -> bool:
     """Host syncs, sizes that only data decides, and everything that works at such sizes."""
     record = facts(node)
     op = node.target
-    is_op = isinstance(op, torch._ops.OpOverload)
-    if is_op and aten.syncs(op) or record.unnamed and _is_origin(node, record.unnamed):
+    waits = isinstance(op, torch._ops.OpOverload) and aten.syncs(op)
+    if waits or record.unnamed and _is_origin(node, record.unnamed):
         label = "the host must wait for the device to know" + ("" if is_tensor(node) else " the value")
-        message = f"{op} syncs with the host" if is_op and aten.syncs(op) else f"{op}: output size depends on data"
+        message = f"{op} syncs with the host" if waits else f"{op}: output size depends on data"
         flow.report(Hazard("CW002", node, message, label, (SEAM,)))
         if flow.repair == "none":
             # A naive engine records it all the same, and the device refuses.

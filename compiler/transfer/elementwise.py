@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch import fx
 
-from capwise.axes import ONE, Axis, Opaque, as_expr
+from capwise.axes import ONE, Axis, as_expr
 from capwise.facts import FINITE, LIVE, PADDED, Fact, Tail, fact, filled, has_fact, is_tensor, val
 from capwise.ops import aten
 from capwise.transfer.flow import SEAM, Flow, Hazard, Remedy, broadcast_dim
@@ -87,7 +87,7 @@ def _agree(flow: Flow, node: fx.Node, met: list[Axis], by_size: Axis) -> Axis:
             (SEAM,),
         )
     )
-    return (Opaque(expr, flow.space.symbols(met[0])),)
+    return (flow.space.opaque(expr),)
 
 
 def _tail(flow: Flow, node: fx.Node, operands: Sequence[fx.Node], d: int, axes: Sequence[Axis]) -> Tail:
@@ -300,7 +300,7 @@ def _where_facts(node: fx.Node) -> dict[str, Any]:
     if has_fact(condition) and has_fact(other):
         tails = [t for t in fact(condition).tails if t.kind != "live"]  # type: ignore[arg-type]
         if tails and all(t.is_value(False) for t in tails):
-            known["keeps"] = other.name  # type: ignore[union-attr]
+            known["keeps"] = other
     return known
 
 
@@ -319,16 +319,18 @@ def _write(flow: Flow, node: fx.Node, target: fx.Node, axes: Sequence[Axis], tai
     """An in-place op: padded rows of owned state must keep what they hold."""
     place = fact(target)
     padded = flow.padded_dims(place)
-    if padded and flow.is_owned(target) and not _keeps(node, target):
+    owned = flow.is_owned(target)
+    if padded and not (not owned and all(flow.covers(target, d) for d in padded)) and not _keeps(node, target):
         remedies = [SEAM]
         if len(padded) == 1 and flow.can_fill(target, padded[0]):
             remedies.insert(0, Remedy("keep", "masked write", arg=target, dim=padded[0], cost=0.1))
         symbols = ", ".join(sorted(flow.space.symbols(place.axes[padded[0]]) & flow.space.padded))
+        what = f"persistent state {flow.owner(target)!r}" if owned else "live rows of what the target is a view of"
         flow.report(
             Hazard(
-                "CW204",
+                "CW204" if owned else "CW202",
                 node,
-                f"padded rows write persistent state {flow.owner(target)!r}",
+                f"padded rows write {what}",
                 f"writes {symbols} rows at the captured extent, of which only the live ones are this step's",
                 tuple(remedies),
                 target,
@@ -345,4 +347,4 @@ def _keeps(node: fx.Node, target: fx.Node) -> bool:
     """A copy whose padded rows were taken from the target itself writes them back unchanged."""
     if aten.base_name(node.target) != "copy" or not has_fact(node.args[1]):  # type: ignore[arg-type]
         return False
-    return fact(node.args[1]).keeps == target.name  # type: ignore[arg-type]
+    return fact(node.args[1]).keeps is target  # type: ignore[arg-type]

@@ -8,9 +8,10 @@ decides what the analysis believes from there on. The graph itself is changed la
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import sympy
 import torch
 from torch import fx
 
@@ -19,6 +20,7 @@ from capwise.facts import PADDED, Fact, Tail, fact, facts, filled, has_fact, sto
 from capwise.labels import Spec
 from capwise.ops import aten
 from capwise.options import Repair
+from capwise.program import is_free
 from capwise.trace import Arrival, Traced
 from capwise.transfer.scalars import convertible, tensor_overload
 
@@ -94,6 +96,8 @@ class Flow:
     hazards: list[Hazard] = field(default_factory=list)
     groups: dict[int, list[fx.Node]] = field(default_factory=dict)
     scratch: list[tuple[str, int, int]] = field(default_factory=list)
+    last_write: dict[int, fx.Node] = field(default_factory=dict)
+    keepers: dict[int, list[fx.Node]] = field(default_factory=dict)
 
     # ------------------------------------------------------------------------------------------------ facts
     def spec(self, name: str) -> Spec | None:
@@ -105,6 +109,8 @@ class Flow:
     def set(self, node: fx.Node, value: Fact) -> None:
         facts(node).value = value
         self.groups.setdefault(value.storage, []).append(node)
+        if value.keeps is not None:
+            self.keepers.setdefault(fact(value.keeps).storage, []).append(node)
 
     def fresh(
         self, node: fx.Node, axes: Sequence[Axis], tails: Sequence[Tail], sources: Iterable[fx.Node] = (), **more: Any
@@ -188,7 +194,7 @@ class Flow:
         if not self.space.is_padded(value_fact.axes[dim]) or self._holds(tail, value):
             return tail
         remedies: list[Remedy] = []
-        if value is not None and self.can_fill(arg, dim):
+        if value is not None and self.can_fill(arg, dim) and not self._is_written_through(node, arg):
             fixes = (Fix(arg, dim, value), *also)
             remedies.append(Remedy("fill", name or f"fill {show_value(value)}", fixes, cost=0.1))
         symbol = ", ".join(sorted(self.space.symbols(value_fact.axes[dim]) & self.space.padded))
@@ -207,6 +213,11 @@ class Flow:
         if chosen is not None and chosen.kind == "fill":
             return filled(None, own=True) if value == LAST else filled(value)
         return tail
+
+    def _is_written_through(self, node: fx.Node, arg: fx.Node) -> bool:
+        """A view of a filled copy is a view of another tensor: writes to the one do not reach the other."""
+        last = self.last_write.get(fact(arg).storage)
+        return last is not None and node < last and is_free(node)
 
     def _holds(self, tail: Tail, value: Value) -> bool:
         if value is None:
@@ -304,6 +315,8 @@ class Flow:
         for axis, tail in written:
             for symbol in self.space.symbols(axis) & self.space.padded:
                 worst[symbol] = tail
+        for keeper in self.keepers.pop(fact(target).storage, []):
+            facts(keeper).value = replace(fact(keeper), keeps=None)
         for other in self.groups.get(fact(target).storage, []):
             value = fact(other)
             tails = [self._joined(a, t, worst) for a, t in zip(value.axes, value.tails)]
@@ -316,6 +329,22 @@ class Flow:
         hit = [worst[s] for s in self.space.symbols(axis) if s in worst]
         return tail if tail.kind == "live" or all(t == tail for t in hit) else PADDED
 
+    def covers(self, target: fx.Node, dim: int) -> bool:
+        """Whether the tail rows of a written view are tail rows of the memory that it looks at, or nothing."""
+        base = val(self.groups[fact(target).storage][0])
+        mine = val(target)
+        if _same(mine.numel(), base.numel()):
+            return True
+        stride, size = mine.stride(dim), mine.shape[dim]
+        start = mine.storage_offset() - base.storage_offset()
+        for length, step in zip(base.shape, base.stride()):
+            if not _same(step, stride):
+                continue
+            known = isinstance(start, int) and isinstance(step, int) and step > 0
+            if _same(length, size + start // step if known else size):
+                return True
+        return False
+
     def is_owned(self, node: fx.Node) -> bool:
         """Whether writing here writes state that outlives the step."""
         origins = {fact(n).origin for n in self.groups.get(fact(node).storage, [node]) if has_fact(n)}
@@ -327,6 +356,10 @@ class Flow:
             if other.op == "placeholder":
                 return fact(other).source
         return fact(node).source
+
+
+def _same(a: object, b: object) -> bool:
+    return sympy.expand(as_expr(a) - as_expr(b)) == 0
 
 
 def show_value(value: Value) -> str:

@@ -10,19 +10,37 @@ from capwise.axes import Axis
 from capwise.compilation import Compilation
 from capwise.facts import LIVE, PADDED, Fact, Origin, Tail, facts, filled, is_tensor, storage_of, val
 from capwise.labels import Spec
+from capwise.program import written_arguments
 from capwise.transfer.drive import drive
 from capwise.transfer.flow import LAST, Flow, Value
+from capwise.transfer.seams import unsliceable
 
 
 def analyse(state: Compilation, fills: Mapping[str, Value], eager: Mapping[fx.Node, str]) -> Flow:
-    """Facts of every node, given what the arena fills and which nodes run eagerly. Earlier row facts are replaced."""
-    for node in state.graph.nodes:
-        record = facts(node)
-        record.value, record.eager, record.why_eager = None, False, ""
-    flow = Flow(state.traced, state.space, state.options.repair, state.outside, dict(fills), dict(eager))
-    set_inputs(state, fills, flow)
-    drive(flow, state.graph)
-    return flow
+    """Facts of every node, given what the arena fills and which nodes run eagerly. Earlier row facts are replaced.
+    Where a seam wants what only exists at live extents, that is made eagerly too, and all facts are derived again."""
+    known = dict(eager)
+    while True:
+        for node in state.graph.nodes:
+            record = facts(node)
+            record.value, record.eager, record.why_eager = None, False, ""
+        flow = Flow(state.traced, state.space, state.options.repair, state.outside, dict(fills), known)
+        flow.last_write = last_writes(state.graph)
+        set_inputs(state, fills, flow)
+        drive(flow, state.graph)
+        grown = {node: "" for node in unsliceable(state.space, state.graph)}
+        if not grown:
+            return flow
+        known = {**known, **grown}
+
+
+def last_writes(graph: fx.Graph) -> dict[int, fx.Node]:
+    """The last node that writes each storage."""
+    writes: dict[int, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            writes |= {storage_of(val(a)): node for a in written_arguments(node) if is_tensor(a)}
+    return writes
 
 
 def set_inputs(state: Compilation, fills: Mapping[str, Value], flow: Flow | None = None) -> None:
@@ -46,8 +64,8 @@ def _input(state: Compilation, fills: Mapping[str, Value], node: fx.Node) -> Fac
     storage = storage_of(value)
     if arrival.kind == "live":
         # Named extents are at least 1; a named int may be 0.
-        low = int(all(s.kind != "int" or arrival.name not in s.symbols for s in state.traced.specs.values()))
-        return Fact((), (), storage, "constant", arrival.name, live=arrival.expr, low=low)
+        least = int(all(s.kind != "int" or arrival.name not in s.symbols for s in state.traced.specs.values()))
+        return Fact((), (), storage, "constant", arrival.name, live=arrival.expr, low=least)
     if spec is not None and spec.kind == "live":
         return Fact((), (), storage, "constant", arrival.name, live=state.space.sympy.get(spec.symbols[0]), low=0)
     axes = tuple(state.space.axis(s) for s in value.shape)

@@ -81,7 +81,7 @@ def reduce(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     """Sums, extrema, means: a padded row must hold the neutral value, where there is one."""
     source = _source(node)
     value = fact(source)
-    if len(fx.node.map_arg and [a for a in node.args if is_tensor(a)]) > 1:
+    if sum(is_tensor(a) for a in node.args) > 1:
         _binary_or_mixed(flow, node)
         return
     dims = _dims(node, row)

@@ -94,6 +94,15 @@ def test_a_recycled_slot_and_the_null_slot():
 
 
 @torch.no_grad()
+def test_the_slot_is_the_first_column_of_the_table():
+    ple = PLE(CONFIG, SLOTS)
+    before = ple.short_conv.conv_state.clone()
+    ple(**build_batch([Request((5, 6), 0, 2, 9), Request((5,), 0, 1, 20)], CONFIG, SPEC, torch.randn(3, CONFIG.width)))
+    changed = (ple.short_conv.conv_state != before).flatten(1).any(1)
+    assert changed.nonzero().flatten().tolist() == [9, 20]
+
+
+@torch.no_grad()
 def test_the_constructor_picks_the_kernels():
     torch.manual_seed(2)
     ours = PLE(CONFIG, SLOTS)
