@@ -18,7 +18,7 @@ import torch
 from capwise.backend import CompiledModel, case_options
 from capwise.case import Case
 from capwise.models import demo_cases
-from capwise.verify import _moved
+from capwise.verify import moved
 
 
 def histories() -> Iterator[Case]:
@@ -42,7 +42,7 @@ def verdicts(case: Case, unsafe: bool, device: str) -> list[bool]:
     compiled = CompiledModel(model, case_options(case, **options))
     found = []
     for batch in case.batches:
-        mine, theirs = ({k: _moved(v, torch.device(device)) for k, v in batch.items()} for _ in range(2))
+        mine, theirs = ({k: moved(v, torch.device(device)) for k, v in batch.items()} for _ in range(2))
         with torch.no_grad():
             expected = reference(**theirs)
         got = compiled(**mine)

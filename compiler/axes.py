@@ -70,7 +70,7 @@ class Space:
         with their symbols."""
         numbers = [a for a in bound.args if a.is_Integer]
         others = [a for a in bound.args if not a.is_Integer]
-        if len(others) != 1 or not numbers or not _only_grows(others[0]):
+        if len(others) != 1 or not numbers or not only_grows(others[0]):
             return bound
         is_least = type(bound).__name__ == "Min"
         extreme = self.most if is_least else dict.fromkeys(self.sympy, 0)
@@ -263,7 +263,7 @@ def as_expr(size: object) -> sympy.Expr:
     return sympy.sympify(node.expr if node is not None else size)
 
 
-def _only_grows(expr: sympy.Expr) -> bool:
+def only_grows(expr: sympy.Expr) -> bool:
     """Whether an expression is a polynomial with no negative coefficient but the constant's."""
     symbols = sorted(expr.free_symbols, key=str)
     if not symbols or not expr.is_polynomial(*symbols):

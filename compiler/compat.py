@@ -257,7 +257,7 @@ def user_span(error: BaseException) -> Any:
 _PYTHON_GUARDS = {"EQUALS_MATCH", "CONSTANT_MATCH", "BOOL_MATCH", "NONE_MATCH"}
 
 
-def python_guards(named: Any, sources: Sequence[str]) -> list[tuple[Callable[[], Any], Any]]:
+def python_guards(named: Any) -> list[tuple[Callable[[], Any], Any]]:
     """Python values on the model that Dynamo specialised on, as (read it now, what it was): direct calls leave out
     Dynamo's own guards."""
     context = torch._guards.TracingContext.try_get()

@@ -15,8 +15,9 @@ import torch
 from torch import fx
 
 from capwise import compat
+from capwise.admission import DEFAULT_CAPACITY, OTHER_CAPACITY
 from capwise.axes import as_expr
-from capwise.backend import DEFAULT_CAPACITY, OTHER_CAPACITY, build, capture_mode, lowered
+from capwise.build import build, capture_mode, lowered
 from capwise.labels import InputError, Spec, normalise
 from capwise.options import Key, Options
 from capwise.program import Program
@@ -74,9 +75,7 @@ class _Runner:
         key = self.keys[0]
         if key:
             largest[key[0]] = max((s for s in self.options.capture_sizes if s <= largest[key[0]]), default=1)
-        executor = Executor(program, arena, capture, lowered(program, self.options, capture, largest))
-        executor.largest = largest
-        return executor
+        return Executor(program, arena, capture, lowered(program, self.options, capture, largest), largest)
 
     def __call__(self, *args: Any) -> Any:
         batch = {name: arg for name, arg in zip(self.names, args) if name is not None}

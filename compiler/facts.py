@@ -80,8 +80,8 @@ class Fact:
 
     axes and tails have one entry a dimension. storage is the alias class. position: the dimension along which each
     element is its own row number (an arange). live: what this 0-d tensor holds, over live extents. low: a proved
-    lower bound of every element; below: a live extent that every element is below. keeps: the value that the tail
-    rows were taken from, unchanged.
+    lower bound of every element, live_low: of live ones; below: a live extent that every element is below. keeps: the
+    value that the tail rows were taken from, unchanged.
     """
 
     axes: tuple[Axis, ...]
@@ -92,6 +92,7 @@ class Fact:
     position: int | None = None
     live: sympy.Expr | None = None
     low: int | None = None
+    live_low: int | None = None
     below: sympy.Expr | None = None
     keeps: fx.Node | None = None
     inputs: frozenset[str] = frozenset()

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from capwise.axes import Axis, as_expr
+from capwise.axes import Axis
 from capwise.labels import Spec
 from capwise.program import Output, Program, Step
 from capwise.runtime import graph, tape
 from capwise.runtime.arena import Arena, TailFill, live_part, most_shape, whole_buffer
-from capwise.runtime.live import live_view, write_live
+from capwise.runtime.live import LiveSlice, Size, write_live
 
 Batch = Mapping[str, Any]
 Extents = Mapping[str, int]
@@ -45,14 +45,34 @@ class Executor:
     at live extents.
     """
 
-    def __init__(self, program: Program, arena: Arena, capture: str, pieces: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        arena: Arena,
+        capture: str,
+        pieces: Mapping[str, Callable[..., Any]],
+        largest: Mapping[str, int],
+    ) -> None:
         self.program, self.arena, self.capture = program, arena, capture
         self.pieces = dict(pieces)
         self.state: dict[str, Any] = {}
         self.bound: dict[tuple[int, ...], Bound] = {}
-        self.largest: dict[str, int] = dict(program.capacity)
+        self.largest = dict(largest)
         self._symbols = sorted(program.space.sympy)
         self._rewritten = {name for step in program.pieces for name in step.mutated}
+        self._read_by_pieces = {name for step in program.pieces for name in step.inputs}
+        self._slices = {name: LiveSlice(value.axes, program.space) for name, value in program.values.items()}
+        self._sizes: dict[Any, Size] = {}
+        self._copied_back = [
+            (name, arrival.name)
+            for name, arrival in program.arrivals.items()
+            if arrival.kind == "input" and arrival.name in program.mutated_inputs
+        ]
+
+    def rebind(self, state: Mapping[str, Any]) -> None:
+        """Other tensors in place of the model's earlier ones: what was recorded read the earlier ones."""
+        self.state = dict(state)
+        self.bound.clear()
 
     # ------------------------------------------------------------------------------------------------ a step
     def step(self, batch: Batch, extents: Extents, captured: Mapping[str, int] | None) -> list[Any]:
@@ -145,7 +165,7 @@ class Executor:
     def _bind_inputs(self, bound: Bound, batch: Batch) -> None:
         for name, arrival in self.program.arrivals.items():
             if arrival.kind == "symbol":
-                bound.values[name] = evaluate(arrival.expr, self.program, bound.captured)
+                bound.values[name] = self._size(arrival.expr, bound.captured)
             elif arrival.kind == "live":
                 bound.values[name] = self._live(bound, arrival.name)
             elif arrival.kind == "host":
@@ -238,12 +258,12 @@ class Executor:
             return bound.raw[name]
         arrival = self.program.arrivals.get(name)
         if arrival is not None and arrival.kind == "symbol":
-            return evaluate(arrival.expr, self.program, bound.live)
+            return self._size(arrival.expr, bound.live)
         value = bound.values[name]
         known = self.program.values.get(name)
         if known is None or not isinstance(value, torch.Tensor):
             return value
-        live = live_view(value, known.axes, self.program.space, bound.live, bound.captured)
+        live = self._live_part(bound, name)
         # A stride that a captured extent went into is not the stride that eager would see.
         return live if live is value or _same_strides(live, value) else live.contiguous()
 
@@ -272,16 +292,22 @@ class Executor:
         write_live(place, out, known.axes, self.program.space, bound.live, bound.captured)
 
     def _is_read_by_piece(self, name: str) -> bool:
-        return any(s.kind == "piece" and name in s.inputs for s in self.program.steps)
+        return name in self._read_by_pieces
+
+    def _size(self, expr: Any, extents: Extents) -> int:
+        if expr not in self._sizes:
+            self._sizes[expr] = Size(expr, self.program.space)
+        return self._sizes[expr](extents)
+
+    def _live_part(self, bound: Bound, name: str) -> torch.Tensor:
+        return self._slices[name](bound.values[name], bound.live, bound.captured)
 
     # ------------------------------------------------------------------------------------------------ outputs
     def _finish(self, bound: Bound, batch: Batch) -> list[Any]:
-        for name, arrival in self.program.arrivals.items():
-            if arrival.name in self.program.mutated_inputs and arrival.kind == "input":
-                known = self.program.values[name]
-                live = live_view(bound.values[name], known.axes, self.program.space, bound.live, bound.captured)
-                if live.data_ptr() != batch[arrival.name].data_ptr():
-                    batch[arrival.name].copy_(live)
+        for name, argument in self._copied_back:
+            live = self._live_part(bound, name)
+            if live.data_ptr() != batch[argument].data_ptr():
+                batch[argument].copy_(live)
         return [self._output(bound, o, batch) for o in self.program.outputs]
 
     def _output(self, bound: Bound, output: Output, batch: Batch) -> Any:
@@ -290,14 +316,13 @@ class Executor:
         if output.kind == "state":
             return bound.values[output.name]
         if output.kind == "host":
-            return int(evaluate(output.expr, self.program, bound.live))
+            return self._size(output.expr, bound.live)
         if output.kind == "constant":
             return output.expr
         if output.name in bound.raw:
             return bound.raw[output.name]
-        known = self.program.values[output.name]
         value = bound.values[output.name]
-        live = live_view(value, known.axes, self.program.space, bound.live, bound.captured)
+        live = self._live_part(bound, output.name)
         if self.program.options.outputs == "copy":
             return live.clone()
         return live if _same_strides(live, value) else live.contiguous()
@@ -308,7 +333,7 @@ class Executor:
         bound = Bound(dict(extents), dict(self.state), live=dict(extents))
         for name, arrival in self.program.arrivals.items():
             if arrival.kind == "symbol":
-                bound.values[name] = evaluate(arrival.expr, self.program, extents)
+                bound.values[name] = self._size(arrival.expr, extents)
             elif arrival.kind == "live":
                 bound.values[name] = self._int64().fill_(extents[arrival.name])
             elif arrival.kind == "host":
@@ -330,10 +355,3 @@ def _same_strides(live: torch.Tensor, whole: torch.Tensor) -> bool:
     if live is whole or not whole.is_contiguous():
         return live.is_contiguous() or live.stride() == whole.stride() and not whole.is_contiguous()
     return live.is_contiguous()
-
-
-def evaluate(expr: Any, program: Program, extents: Extents) -> int:
-    """A size expression at given extents."""
-    sympy_symbols = program.space.sympy
-    value = as_expr(expr).subs({sympy_symbols[n]: extents[n] for n in sympy_symbols if n in extents})
-    return int(value)

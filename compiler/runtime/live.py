@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import sympy
 import torch
 
 from capwise.axes import Axis, Cat, Space, show
@@ -70,3 +72,44 @@ def _inner(tensor: torch.Tensor, dim: int, axis: Axis, space: Space, live: Exten
             only = (*[()] * (dim + i), (atom,), *[()] * (apart.dim() - dim - i - 1))
             apart = live_view(apart, only, space, live, captured)
     return apart.flatten(dim, dim + len(axis) - 1)
+
+
+class Size:
+    """A size expression made ready: a sum of multiples of extents, read without sympy at every step."""
+
+    def __init__(self, expr: Any, space: Space) -> None:
+        self.expr, self.space = sympy.sympify(expr), space
+        symbols = sorted(self.expr.free_symbols, key=str)
+        slopes = [self.expr.diff(s) for s in symbols]
+        self.linear = all(s.is_Integer for s in slopes) and all(s in space.names for s in symbols)
+        if self.linear:
+            self.constant = int(self.expr.subs(dict.fromkeys(symbols, 0)))
+            self.terms = [(space.names[s], int(k)) for s, k in zip(symbols, slopes)]
+
+    def __call__(self, extents: Extents) -> int:
+        if not self.linear:
+            known = {self.space.sympy[n]: e for n, e in extents.items() if n in self.space.sympy}
+            return int(self.expr.subs(known))
+        total = self.constant
+        for name, scale in self.terms:
+            total += scale * extents[name]
+        return total
+
+
+class LiveSlice:
+    """`live_view` of one value made ready: where every tail is a block at the end, a few `narrow`s."""
+
+    def __init__(self, axes: tuple[Axis, ...], space: Space) -> None:
+        self.axes, self.space = axes, space
+        padded = [(d, a) for d, a in enumerate(axes) if space.is_padded(a)]
+        self.simple = all(space.layout(a)[0] == "leading" for _, a in padded)
+        self.cuts = [(d, Size(space.size(a), space)) for d, a in padded] if self.simple else []
+
+    def __call__(self, tensor: torch.Tensor, live: Extents, captured: Extents) -> torch.Tensor:
+        if not self.simple:
+            return live_view(tensor, self.axes, self.space, live, captured)
+        for dim, size in self.cuts:
+            extent = max(size(live), 0)
+            if extent != tensor.shape[dim]:
+                tensor = tensor.narrow(dim, 0, extent)
+        return tensor

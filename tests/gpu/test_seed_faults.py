@@ -10,13 +10,14 @@ import torch
 from capwise import demo
 from capwise.backend import CompiledModel, case_options
 from capwise.models import demo_cases as cases
+from capwise.verify import moved
 
 pytestmark = pytest.mark.gpu
 VERDICTS = Path(__file__).parent / "tape_verdicts.json"
 
 
 def _on_device(batch):
-    return {k: demo._moved(v, "cuda") for k, v in batch.items()}
+    return {k: moved(v, torch.device("cuda")) for k, v in batch.items()}
 
 
 def test_s1_probes_are_identical_before_and_after_a_burst_only_with_capwise():

@@ -1,0 +1,349 @@
+"""A compiled model: traces what it has not seen, then runs programs without going through Dynamo."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+
+from capwise import compat
+from capwise.admission import Admission
+from capwise.build import build, capture_mode, dump, lowered
+from capwise.labels import Spec, extents_of
+from capwise.options import Options
+from capwise.program import Program
+from capwise.report import Diagnostic, Report, Span
+from capwise.runtime.arena import Arena
+from capwise.runtime.dispatch import captured_extents, choose_key
+from capwise.runtime.executor import Executor
+from capwise.trace import Named, mark, to_aten, unbacked_ints
+
+# Layouts seen lately; each is one dictionary entry of a few hundred bytes.
+MAX_TICKETS = 4096
+
+
+class TraceError(RuntimeError):
+    """The model cannot be traced as one graph: CW002 with the place and Dynamo's reason."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(f"{diagnostic.code}: {diagnostic.span}: {diagnostic.message}")
+        self.diagnostic = diagnostic
+
+
+class Traced(Exception):  # noqa: N818 - no error: it leaves a trace when only the programs are wanted
+    """The programs are made; the model is not run."""
+
+
+@dataclass
+class Variant:
+    """The programs of one Dynamo graph (one a key), and how its outputs become the model's result.
+
+    direct: calls need not go through Dynamo. holders: where the model keeps each tensor that a recording reads.
+    statics: inputs that are handed over as they are, with their address and layout. guards: Python values on the model
+    that the trace took as constants.
+    """
+
+    programs: list[Program]
+    executors: list[Executor]
+    state_args: dict[str, int]
+    statics: list[tuple[str, tuple[Any, ...]]]
+    guards: list[tuple[Callable[[], Any], Any]]
+    holders: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+    leaves: list[tuple[str, Any]] = field(default_factory=list)
+    tree: TreeSpec | None = None
+    direct: bool = True
+
+    def is_current(self) -> bool:
+        """Whether the model still holds the tensors and Python values that the programs were made for."""
+        return all(d.get(k) is t for d, k, t in self.holders) and all(get() == was for get, was in self.guards)
+
+
+@dataclass
+class Ticket:
+    """A batch layout that was admitted before: which program runs it, at which extents."""
+
+    variant: Variant
+    executor: Executor
+    live: dict[str, int]
+    captured: dict[str, int] | None
+
+
+class CompiledModel:
+    """A model compiled by capwise; called like the model.
+
+    Attributes:
+        report: what was found, over all programs so far. misses: steps that ran eagerly because a guard did not hold.
+    """
+
+    def __init__(self, model: Callable[..., Any], options: Options) -> None:
+        self.model, self.options = model, options
+        self.report = Report()
+        self.misses = 0
+        self.arena = Arena(keep_strides=options.repair == "none")
+        self.admission = Admission(model, options)
+        self.report.assumptions = self.admission.assumptions
+        self.variants: dict[tuple[Any, ...], Variant] = {}
+        self._tickets: dict[tuple[Any, ...], Ticket] = {}
+        self._compiled: dict[bool, Callable[..., Any]] = {}
+        self._named: Named | None = None
+        self._only_trace = False
+        self._batch: dict[str, Any] = {}
+        self._marked: dict[str, Any] = {}
+        self._extents: dict[str, int] = {}
+        self._last: Variant | None = None
+        self._outs: list[Any] = []
+        self._warned: set[str] = set()
+
+    # ------------------------------------------------------------------------------------------------ calls
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        batch = self.admission.bind(args, kwargs)
+        layout = _layout_of(batch)
+        ticket = self._tickets.get(layout)
+        if ticket is None:
+            return self._first(batch, layout)
+        self.admission.check_values(batch)
+        if not ticket.variant.is_current():
+            self._tickets.clear()
+            return self._through_dynamo(batch, self.admission.admit(batch))
+        moved = self._moved_static(ticket.variant, batch)
+        if moved is not None:
+            return self._miss(batch, moved)
+        outs = ticket.executor.step(batch, ticket.live, ticket.captured)
+        return self._rebuild(ticket.variant, outs, batch)
+
+    def _first(self, batch: dict[str, Any], layout: tuple[Any, ...]) -> Any:
+        """A layout that is new: admitted, and given a ticket once its program is known."""
+        extents = self.admission.admit(batch)
+        variant = self.variants.get(self.admission.signature(batch))
+        if variant is None or not variant.direct or not variant.is_current():
+            return self._through_dynamo(batch, extents)
+        if len(self._tickets) >= MAX_TICKETS:
+            self._tickets.clear()
+        self._tickets[layout] = self._ticket(variant, extents)
+        return self(**batch)
+
+    def trace(self, batch: Mapping[str, Any]) -> None:
+        """Compiles the programs for a batch without running it."""
+        self._only_trace = True
+        try:
+            self._through_dynamo(dict(batch), self.admission.admit(batch))
+        except Traced:
+            pass
+        finally:
+            self._only_trace = False
+
+    @property
+    def programs(self) -> list[Program]:
+        return [p for v in self.variants.values() for p in v.programs]
+
+    def _ticket(self, variant: Variant, extents: dict[str, int]) -> Ticket:
+        at = choose_key(self.admission.keys, extents)
+        key, program = self.admission.keys[at], variant.programs[at]
+        captured = captured_extents(key, extents, self.admission.sizes(key), self.admission.capacity)
+        names = program.space.sympy
+        return Ticket(
+            variant,
+            variant.executors[at],
+            extents_of(names, extents),
+            None if captured is None else extents_of(names, captured),
+        )
+
+    # ------------------------------------------------------------------------------------------------ compiling
+    def _through_dynamo(self, batch: dict[str, Any], extents: dict[str, int]) -> Any:
+        """Dynamo traces a new signature, or takes a branch it has seen; the program runs on the caller's batch."""
+        self._batch, self._extents, self._last = batch, extents, None
+        result = self._call(batch, unbacked=False not in self._compiled)
+        if self._last is not None:
+            self._learn_outputs(self._last, result, batch)
+            self.variants[self.admission.signature(batch)] = self._last
+            # Dynamo saw marked copies of inputs: an input that is returned as it is must be the caller's own.
+            mine = {id(v): batch[n] for n, v in self._marked.items() if isinstance(v, torch.Tensor)}
+            result = tree_map(lambda leaf: mine.get(id(leaf), leaf), result)
+        return result
+
+    def _call(self, batch: dict[str, Any], unbacked: bool) -> Any:
+        specs = self.admission.specs
+        if self._named is None:
+            self._named = Named(self.model, specs, self.admission.bounds)
+        if unbacked not in self._compiled:
+            self._compiled[unbacked] = torch.compile(self._named, backend=self._backend, fullgraph=True)
+        try:
+            with torch.no_grad(), compat.dynamo_settings(unbacked_ints(specs), unbacked):
+                self._marked = mark(batch, specs, unbacked)
+                return self._compiled[unbacked](self._marked)
+        except compat.branch_errors() as error:
+            if not unbacked:
+                raise TraceError(_cannot_trace(error)) from error
+            self.report.add(_branch(error))
+            return self._call(batch, False)
+        except compat.graph_break_errors() as error:
+            raise TraceError(_cannot_trace(error)) from error
+
+    def _backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        unbacked = False not in self._compiled
+        admission = self.admission
+        programs = []
+        for i, key in enumerate(admission.keys):
+            traced = to_aten(gm, admission.specs, strict=unbacked)
+            name = f"{type(self.model).__name__}.{len(self.variants)}.{i}"
+            programs.append(build(traced, self.options, key, admission.capacity, name, frozenset(admission.strided)))
+        for program in programs:
+            self.report.merge(program.report)
+            if self.options.dump is not None:
+                dump(program, self.options.dump)
+        variant = self._variant(programs, gm)
+        variant.direct = unbacked
+
+        def runner(*args: Any) -> Any:
+            self._last = variant
+            if self._only_trace:
+                raise Traced
+            self._bind_state(variant, args)
+            ticket = self._ticket(variant, self._extents)
+            self._outs = ticket.executor.step(self._batch, ticket.live, ticket.captured)
+            return self._outs
+
+        if self._only_trace:
+            self.variants.setdefault(("trace", len(self.variants)), variant)
+        return runner
+
+    def _variant(self, programs: list[Program], gm: fx.GraphModule) -> Variant:
+        capture = capture_mode(self.options, programs[0])
+        largest = self.admission.largest()
+        executors = []
+        for program in programs:
+            unlowered = {s.name: s.module for s in program.pieces}
+            pieces = unlowered if self._only_trace else lowered(program, self.options, capture, largest)
+            executors.append(Executor(program, self.arena, capture, pieces, largest))
+        sources = [compat.source_of(n) for n in gm.graph.find_nodes(op="placeholder")]
+        by_source = {source: i for i, source in enumerate(sources)}
+        state_args = {a.source: by_source[a.source] for p in programs for a in p.arrivals.values() if a.kind == "state"}
+        return Variant(programs, executors, state_args, self._statics(programs), compat.python_guards(self._named))
+
+    def _statics(self, programs: list[Program]) -> list[tuple[str, tuple[Any, ...]]]:
+        """Inputs that are handed over as they are: their address and layout are part of every recording."""
+        names = {a.name for p in programs for a in p.arrivals.values() if a.kind == "input"}
+        found = []
+        for name in sorted(names):
+            spec, value = self.admission.specs.get(name), self._batch.get(name)
+            if (spec is None or spec.kind == "buffer") and isinstance(value, torch.Tensor):
+                found.append((name, _static_layout(value, spec)))
+        return found
+
+    def _bind_state(self, variant: Variant, args: Sequence[Any]) -> None:
+        """The model's own tensors, as Dynamo fetched them. Others than before make recordings worthless."""
+        for program, executor in zip(variant.programs, variant.executors):
+            state = {
+                name: args[variant.state_args[arrival.source]]
+                for name, arrival in program.arrivals.items()
+                if arrival.kind == "state"
+            }
+            if any(executor.state.get(n) is not t for n, t in state.items()):
+                executor.rebind(state)
+        if self.options.guards and isinstance(self.model, torch.nn.Module):
+            bound = {id(t) for e in variant.executors for t in e.state.values()}
+            variant.holders = [
+                (held, name, tensor)
+                for module in self.model.modules()
+                for held in (module._parameters, module._buffers)
+                for name, tensor in held.items()
+                if id(tensor) in bound
+            ]
+
+    # ------------------------------------------------------------------------------------------------ results
+    def _learn_outputs(self, variant: Variant, result: Any, batch: Mapping[str, Any]) -> None:
+        """Which leaf of the model's result is which graph output; a graph output that is none is a side effect, which
+        only Dynamo's own code performs."""
+        leaves, variant.tree = tree_flatten(result)
+        variant.leaves = [self._leaf(leaf, batch) for leaf in leaves]
+        used = {at for kind, at in variant.leaves if kind == "out"}
+        tensors = all(isinstance(o, torch.Tensor) for o in self._outs)
+        variant.direct = variant.direct and tensors and used == set(range(len(self._outs)))
+
+    def _leaf(self, leaf: Any, batch: Mapping[str, Any]) -> tuple[str, Any]:
+        if not isinstance(leaf, torch.Tensor):
+            return ("constant", leaf)
+        at = next((i for i, o in enumerate(self._outs) if o is leaf), None)
+        if at is not None:
+            return ("out", at)
+        name = next((n for n in batch if leaf is batch[n] or leaf is self._marked[n]), None)
+        return ("input", name) if name is not None else ("constant", leaf)
+
+    def _rebuild(self, variant: Variant, outs: Sequence[Any], batch: Mapping[str, Any]) -> Any:
+        leaves = [
+            outs[value] if kind == "out" else batch[value] if kind == "input" else value
+            for kind, value in variant.leaves
+        ]
+        assert variant.tree is not None
+        return tree_unflatten(leaves, variant.tree)
+
+    # ------------------------------------------------------------------------------------------------ guards
+    def _moved_static(self, variant: Variant, batch: Mapping[str, Any]) -> str | None:
+        """What changed about an input that is handed over as it is; None if nothing did. A naive engine
+        (repair="none") has no guards: that is the damage to show."""
+        if not self.options.guards or self.options.repair == "none":
+            return None
+        for name, layout in variant.statics:
+            value = batch.get(name)
+            known = self.admission.specs.get(name)
+            now = _static_layout(value, known) if isinstance(value, torch.Tensor) else None
+            if now != layout:
+                same_place = now is not None and now[0] == layout[0]
+                what = "CW402: the strides" if same_place else "CW301: the address"
+                return f"{what} of {name!r} changed, which is not staged"
+        return None
+
+    def _miss(self, batch: Mapping[str, Any], why: str) -> Any:
+        """The step runs eagerly; it is counted, and said once."""
+        self.misses += 1
+        if why not in self._warned:
+            self._warned.add(why)
+            warnings.warn(f"{why}; this step ran eagerly", RuntimeWarning, stacklevel=3)
+        with torch.no_grad():
+            return self.model(**batch)
+
+
+def _layout_of(batch: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Everything about a batch but its values: what decides which program runs, and at which extents."""
+    return tuple(
+        (n, v.shape, v.stride(), v.dtype, v.device) if isinstance(v, torch.Tensor) else (n, type(v), v)
+        for n, v in batch.items()
+    )
+
+
+def _static_layout(value: torch.Tensor, spec: Spec | None) -> tuple[Any, ...]:
+    if spec is not None:
+        return (value.data_ptr(), value.stride())
+    return (value.data_ptr(), tuple(value.shape), value.stride())
+
+
+def _branch(error: BaseException) -> Diagnostic:
+    """A host branch on a named size: one program a side, Dynamo's guards choose."""
+    return Diagnostic(
+        "CW102",
+        "refuted",
+        "branch",
+        "the host branches on a size",
+        label="a recording holds one side of the branch",
+        span=compat.user_span(error) or Span(),
+        repair="key",
+        notes=(str(error).strip().splitlines()[0][:200],),
+    )
+
+
+def _cannot_trace(error: BaseException) -> Diagnostic:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return Diagnostic(
+        "CW002",
+        "refuted",
+        "trace",
+        "the model cannot be traced as one graph",
+        label="eager Python runs here",
+        span=compat.user_span(error) or Span(),
+        notes=tuple(lines[:3]),
+    )
