@@ -22,7 +22,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 unit: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 # torch comes first and alone: asked for together with others, pip may take a CUDA build.
 $(STAMP): pyproject.toml constraints.txt

@@ -3,8 +3,8 @@
     python benchmarks/emulator_mutants.py [--kernels gather,dot] [--gfx gfx942] [--limit 60] [--survivors]
 
 A mutant is killed if the result is wrong or the run raises. Barriers are removed apart from the rest and run under both
-schedules: only the serial one can notice them. Some survivors are equivalent programs, such as a dropped move of a value that
-is already there, so a rate below 100 % is expected; a rate that falls is not.
+schedules: only the serial one can notice them. Some survivors are equivalent programs, such as a dropped move of a
+value that is already there, so a rate below 100 % is expected; a rate that falls is not.
 """
 
 from __future__ import annotations

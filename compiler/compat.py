@@ -257,28 +257,30 @@ def user_span(error: BaseException) -> Any:
 _PYTHON_GUARDS = {"EQUALS_MATCH", "CONSTANT_MATCH", "BOOL_MATCH", "NONE_MATCH"}
 
 
-def python_guards(named: Any) -> list[tuple[Callable[[], Any], Any]]:
-    """Python values on the model that Dynamo specialised on, as (read it now, what it was): direct calls leave out
-    Dynamo's own guards."""
+def python_guard(named: Any) -> Callable[[], bool]:
+    """Whether the Python values on the model and in globals that Dynamo specialised on are still what they were:
+    direct calls leave out Dynamo's own guards. One compiled expression."""
     context = torch._guards.TracingContext.try_get()
-    if context is None or named is None:
-        return []
-    found: list[tuple[Callable[[], Any], Any]] = []
-    for guard in context.guards_context.dynamo_guards:
+    scope = {"L": {"self": named}, "G": getattr(type(named).forward, "__globals__", {})}
+    terms: list[str] = []
+    for guard in context.guards_context.dynamo_guards if context is not None else ():
         name = guard.name if isinstance(guard.name, str) else guard.name()
-        if guard.create_fn_name() not in _PYTHON_GUARDS or not name.startswith("L['self']"):
+        if guard.create_fn_name() not in _PYTHON_GUARDS or not name.startswith(("L['self']", "G[")):
             continue
-        code = compile(name, "<guard>", "eval")
-        scope = {"L": {"self": named}}
+        try:
+            scope[f"was{len(terms)}"] = eval(name, scope)  # noqa: S307 - Dynamo's own source expression
+        except (AttributeError, KeyError, IndexError, NameError):
+            continue
+        terms.append(f"{name} == was{len(terms)}")
+    code = compile(" and ".join(terms) or "True", "<guards>", "eval")
 
-        def read(code: Any = code, scope: dict[str, Any] = scope) -> Any:
-            try:
-                return eval(code, scope)  # noqa: S307 - Dynamo's own source expression
-            except (AttributeError, KeyError, IndexError):
-                return NotImplemented
+    def holds() -> bool:
+        try:
+            return bool(eval(code, scope))  # noqa: S307
+        except (AttributeError, KeyError, IndexError):
+            return False
 
-        found.append((read, read()))
-    return found
+    return holds
 
 
 def restart_with_names(gm: fx.GraphModule, specs: Any) -> None:

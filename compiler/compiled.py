@@ -44,15 +44,15 @@ class Variant:
     """The programs of one Dynamo graph (one a key), and how its outputs become the model's result.
 
     direct: calls need not go through Dynamo. holders: where the model keeps each tensor that a recording reads.
-    statics: inputs that are handed over as they are, with their address and layout. guards: Python values on the model
-    that the trace took as constants.
+    statics: inputs that are handed over as they are, with their address and layout. guard: whether the Python values
+    that the trace took as constants are still the same.
     """
 
     programs: list[Program]
     executors: list[Executor]
     state_args: dict[str, int]
     statics: list[tuple[str, tuple[Any, ...]]]
-    guards: list[tuple[Callable[[], Any], Any]]
+    guard: Callable[[], bool]
     holders: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
     leaves: list[tuple[str, Any]] = field(default_factory=list)
     tree: TreeSpec | None = None
@@ -60,7 +60,7 @@ class Variant:
 
     def is_current(self) -> bool:
         """Whether the model still holds the tensors and Python values that the programs were made for."""
-        return all(d.get(k) is t for d, k, t in self.holders) and all(get() == was for get, was in self.guards)
+        return all(d.get(k) is t for d, k, t in self.holders) and self.guard()
 
 
 @dataclass
@@ -223,7 +223,7 @@ class CompiledModel:
         sources = [compat.source_of(n) for n in gm.graph.find_nodes(op="placeholder")]
         by_source = {source: i for i, source in enumerate(sources)}
         state_args = {a.source: by_source[a.source] for p in programs for a in p.arrivals.values() if a.kind == "state"}
-        return Variant(programs, executors, state_args, self._statics(programs), compat.python_guards(self._named))
+        return Variant(programs, executors, state_args, self._statics(programs), compat.python_guard(self._named))
 
     def _statics(self, programs: list[Program]) -> list[tuple[str, tuple[Any, ...]]]:
         """Inputs that are handed over as they are: their address and layout are part of every recording."""

@@ -6,8 +6,10 @@ where the kernel is launched and runs in Triton's interpreter. Without Triton ev
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,7 +22,9 @@ try:
 except ImportError:  # a CPU machine without Triton
     triton = tl = None
 
-__all__ = ["block", "jit", "on_triton", "tl"]
+__all__ = ["block", "device_tiles", "jit", "on_triton", "tl"]
+
+_DEVICE_TILES: ContextVar[bool] = ContextVar("capwise_device_tiles", default=False)
 
 
 def jit(fn: Callable[..., Any]) -> Any:
@@ -42,8 +46,18 @@ def on_triton(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cuda" or (tensor.device.type == "cpu" and compat.interpreting())
 
 
+@contextlib.contextmanager
+def device_tiles() -> Iterator[None]:
+    """Inside, launches over CPU tensors have a device's tile sizes: they are compiled for one, not interpreted."""
+    token = _DEVICE_TILES.set(True)
+    try:
+        yield
+    finally:
+        _DEVICE_TILES.reset(token)
+
+
 def block(extent: int, tensor: torch.Tensor, gpu: int, cpu: int) -> int:
     """A tile edge: a power of two, no more than `extent` needs and than `gpu` (or `cpu`, in the interpreter, whose cost
     is a program's) allows."""
-    most = cpu if tensor.device.type == "cpu" else gpu
+    most = cpu if tensor.device.type == "cpu" and not _DEVICE_TILES.get() else gpu
     return min(most, 1 << max(extent - 1, 0).bit_length())

@@ -26,7 +26,10 @@ class DeviceScalar(CompilerPass):
     def run(self, graph: fx.Graph) -> bool:
         changed = False
         for hazard in self.state.hazards:
-            if hazard.chosen is not None and hazard.chosen.kind == "scalar" and not facts(hazard.node).eager:
+            if hazard.chosen is None or hazard.chosen.kind != "scalar" or facts(hazard.node).eager:
+                continue
+            # Two numbers of one op are replaced together.
+            if hazard.chosen.arg in hazard.node.all_input_nodes:
                 self._replace(hazard.node, hazard.chosen.arg)
                 changed = True
         return changed
@@ -47,7 +50,9 @@ class DeviceScalar(CompilerPass):
         def convert(name: str, arg: Any) -> Any:
             if arg is number:
                 return scalar
-            return edit.call(aten.full.default, [], arg) if name in others and arg is not None else arg
+            if name not in others or arg is None:
+                return arg
+            return self._tensor(edit, arg) if isinstance(arg, fx.Node) else edit.call(aten.full.default, [], arg)
 
         node.args = tuple(convert(n, a) for n, a in zip(names, node.args))
         node.kwargs = {n: convert(n, a) for n, a in node.kwargs.items()}

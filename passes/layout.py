@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import sympy
 import torch
@@ -103,7 +104,7 @@ def _satisfied(need: c.Stride, value: torch.Tensor) -> bool:
 
 def _dense(value: torch.Tensor) -> bool:
     """Row-major with no gaps, shown without guarding on symbols."""
-    expected: object = 1
+    expected: Any = 1
     for size, stride in reversed(list(zip(value.shape, value.stride()))):
         if not _is(size, 1) and not _same(stride, expected):
             return False

@@ -8,6 +8,7 @@ from torch import fx
 from capwise.compilation import CompilerPass
 from capwise.facts import fact, facts, has_fact, is_tensor, val
 from capwise.program import is_free, written_arguments
+from capwise.transfer.seams import anchors
 
 
 class Plan(CompilerPass):
@@ -23,7 +24,6 @@ class Plan(CompilerPass):
     gives = ("levels",)
 
     def run(self, graph: fx.Graph) -> bool:
-        self._grow_seams(graph)
         dag = ordering(graph)
         levels: dict[fx.Node, int] = {}
         for node in graph.nodes:
@@ -37,38 +37,6 @@ class Plan(CompilerPass):
             levels[node] = lowest
         self.state.levels = levels
         return False
-
-    def _grow_seams(self, graph: fx.Graph) -> None:
-        """A seam and the caller see live extents: what they read must have a live part that can be told. What has none
-        is made eagerly too."""
-        changed = True
-        while changed:
-            changed = False
-            for node in graph.nodes:
-                if node.op != "output" and (node.op != "call_function" or not facts(node).eager):
-                    continue
-                for source in anchors(node):
-                    if source.op == "call_function" and not facts(source).eager and self._unsliceable(source):
-                        facts(source).eager = changed = True
-        for node in graph.nodes:
-            if facts(node).eager and node not in self.state.eager:
-                self.state.eager[node] = ""
-
-    def _unsliceable(self, node: fx.Node) -> bool:
-        return has_fact(node) and any(self.state.space.is_opaque(a) for a in fact(node).axes)
-
-
-def anchors(node: fx.Node) -> list[fx.Node]:
-    """The nodes that do work (or graph inputs) behind a node's arguments, seen through views and host arithmetic."""
-    found: dict[fx.Node, None] = {}
-    stack = list(node.all_input_nodes)
-    while stack:
-        arg = stack.pop()
-        if arg.op == "call_function" and is_free(arg):
-            stack.extend(arg.all_input_nodes)
-        else:
-            found[arg] = None
-    return list(found)
 
 
 def ordering(graph: fx.Graph) -> nx.DiGraph:

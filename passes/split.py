@@ -10,6 +10,7 @@ from capwise.axes import as_expr
 from capwise.compilation import CompilerPass
 from capwise.facts import fact, facts, has_fact, is_tensor, val
 from capwise.program import Output, Step, Value, extract, is_free, is_part, written_arguments
+from capwise.transfer.seams import returned
 
 
 class Split(CompilerPass):
@@ -23,12 +24,12 @@ class Split(CompilerPass):
         state = self.state
         ordered = sorted(state.levels, key=lambda n: state.levels[n])
         groups = {level: list(nodes) for level, nodes in groupby(ordered, key=lambda n: state.levels[n])}
-        wanted = self._output_views(graph)
         home = {node: level for level, nodes in groups.items() for node in nodes}
+        wanted = [n for n in _views(graph) if self._is_made_at_home(n, home)]
         borders = _borders(groups, home, wanted, graph)
         state.steps = [self._step(level, nodes, borders[level]) for level, nodes in sorted(groups.items())]
-        state.outputs = [self._output(a) for a in _returned(graph)]
-        loose = [n for n in wanted if _base(n).op != "call_function"]
+        state.outputs = [self._output(a) for a in returned(graph)]
+        loose = [n for n in _views(graph) if n not in wanted]
         if loose:
             state.steps.append(self._epilogue(loose))
         return False
@@ -41,7 +42,7 @@ class Split(CompilerPass):
         )
 
     def _epilogue(self, views: list[fx.Node]) -> Step:
-        """Views of inputs and state that the model returns: made eagerly from the live tensors."""
+        """Returned views that no step made, those of inputs and state among them: made eagerly from live tensors."""
         module, taken = extract(self.state.traced.graph, [], views)
         return self._make("seam", "views", module, taken, views, [])
 
@@ -64,13 +65,15 @@ class Split(CompilerPass):
         ops = tuple(str(n.target) for n in nodes)
         return Step(kind, name, module, tuple(t.name for t in taken), tuple(o.name for o in outputs), mutated, ops)  # type: ignore[arg-type]
 
-    def _output_views(self, graph: fx.Graph) -> list[fx.Node]:
-        """Returned values that are views: made in the step that made what they look at."""
-        return [
-            n
-            for n in dict.fromkeys(a for a in _returned(graph) if isinstance(a, fx.Node))
-            if is_tensor(n) and n.op == "call_function" and is_free(n)
-        ]
+    def _is_made_at_home(self, view: fx.Node, home: dict[fx.Node, int]) -> bool:
+        """A returned view is made in the step that made what it looks at, unless it is right at live extents only, or
+        that memory is written in another step."""
+        base = _base(view)
+        if base not in home or facts(view).eager or not has_fact(view):
+            return False
+        storage = fact(view).storage
+        writes = [home[n] for n in home for a in written_arguments(n) if has_fact(a) and fact(a).storage == storage]
+        return all(level == home[base] for level in writes)
 
     def _output(self, arg: object) -> Output:
         if not isinstance(arg, fx.Node):
@@ -86,9 +89,10 @@ class Split(CompilerPass):
         return Output("value", arg.name)
 
 
-def _returned(graph: fx.Graph) -> list[object]:
-    returned = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
-    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+def _views(graph: fx.Graph) -> list[fx.Node]:
+    """Returned values that are views."""
+    nodes = dict.fromkeys(a for a in returned(graph) if isinstance(a, fx.Node))
+    return [n for n in nodes if is_tensor(n) and n.op == "call_function" and is_free(n)]
 
 
 def _base(node: fx.Node) -> fx.Node:
@@ -116,13 +120,16 @@ def _borders(
         for node in nodes:
             for arg in _behind(node):
                 read(arg, level)
-    for arg in _returned(graph):
-        if isinstance(arg, fx.Node) and arg.op == "call_function":
-            base = _base(arg) if arg in wanted else arg
-            if base in home and base is not arg:
-                borders[home[base]][arg] = None
-            elif is_part(arg) or not is_free(arg):
-                read(arg, None)
+    for arg in returned(graph):
+        if not isinstance(arg, fx.Node) or arg.op != "call_function":
+            continue
+        if arg in wanted:
+            borders[home[_base(arg)]][arg] = None
+        elif is_part(arg) or not is_free(arg):
+            read(arg, None)
+        else:
+            for behind in _behind(arg):
+                read(behind, None)
     return {level: list(found) for level, found in borders.items()}
 
 

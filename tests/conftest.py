@@ -5,7 +5,9 @@ Outside `tests/gpu` nothing is skipped: a skip is a failure. Tests that need a d
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,10 +98,10 @@ def _make_case(
 
 
 def _body(text: str) -> str:
-    """A pass's text without its header line, which holds a time."""
+    """A pass's text without its header line, which holds a time; the trace's own name of the token count is T."""
     head, _, rest = text.partition("\n")
     assert head.startswith("# after "), head
-    return rest
+    return re.sub(r"\bu\d+\b", "T", rest)
 
 
 def _around(case: Any, name: str, **options: Any) -> tuple[str, str]:
@@ -145,6 +147,24 @@ def make_case() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def around() -> Callable[..., tuple[str, str]]:
     return _around
+
+
+@pytest.fixture(scope="session")
+def program_of() -> Callable[..., Any]:
+    """program_of(case, **options) -> its one Program."""
+    from capwise.backend import programs_of
+
+    def only(case: Any, **options: Any) -> Any:
+        (program,) = programs_of(case, **options)
+        return program
+
+    return only
+
+
+@pytest.fixture(scope="session")
+def text() -> Callable[[str], str]:
+    """An indented literal as it should print."""
+    return lambda literal: inspect.cleandoc(literal)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,9 @@ What a device cannot record (a host sync) raises here too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,21 @@ from capwise.ops import aten
 
 class CaptureError(RuntimeError):
     """An operation that cannot be recorded, at the user's line."""
+
+
+# Runs one Triton launch: (kernel, grid, **bound arguments), on CPU tensors.
+KernelExecutor = Callable[..., None]
+_EXECUTOR: ContextVar[KernelExecutor] = ContextVar("capwise_kernel_executor", default=compat.run_interpreted)
+
+
+@contextlib.contextmanager
+def kernels_run_by(execute: KernelExecutor) -> Iterator[None]:
+    """Inside, the Triton launches of tapes run by `execute`, in place of Triton's interpreter."""
+    token = _EXECUTOR.set(execute)
+    try:
+        yield
+    finally:
+        _EXECUTOR.reset(token)
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,7 @@ class Launch:
         args = tree_map(_thaw, self.args, is_leaf=lambda v: isinstance(v, Frozen))
         kwargs = tree_map(_thaw, self.kwargs, is_leaf=lambda v: isinstance(v, Frozen))
         if self.grid is not None:
-            compat.run_interpreted(self.what, self.grid, **kwargs)
+            _EXECUTOR.get()(self.what, self.grid, **kwargs)
             return
         results = [r for r in tree_leaves(self.what(*args, **kwargs)) if isinstance(r, torch.Tensor)]
         for result, out in zip(results, self.outs):
@@ -132,7 +149,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def triton(self, kernel: Any, grid: Any, bound: dict[str, Any]) -> None:
         fixed = tuple(grid(bound) if callable(grid) else grid)
         with torch.utils._python_dispatch._disable_current_modes():
-            compat.run_interpreted(kernel, fixed, **bound)
+            _EXECUTOR.get()(kernel, fixed, **bound)
         self.tape.launches.append(Launch(kernel, (), {k: _freeze(v) for k, v in bound.items()}, [], fixed, self.node))
         self.tape.keep.append(bound)
 

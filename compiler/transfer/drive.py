@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import fx
 
 from capwise.contracts import Found
-from capwise.facts import fact, facts, is_tensor, val
+from capwise.facts import PADDED, fact, facts, is_tensor, val
 from capwise.ops import aten
 from capwise.program import is_free
 from capwise.transfer import custom, elementwise, mixing, rows, sources, views
@@ -33,6 +34,9 @@ _FAMILIES: dict[str, Callable[[Flow, fx.Node, aten.Row], None]] = {
     "search": rows.search,
     "factory": sources.factory,
 }
+# Families that look at host numbers themselves.
+_OWN_SCALARS = ("pointwise", "view", "factory", "join")
+_SIZES = ("output_size", "normalized_shape", "size", "sizes", "split_sizes", "minlength")
 CAPACITY = Remedy("capacity", "fill to capacity")
 
 
@@ -67,27 +71,46 @@ def _step(flow: Flow, node: fx.Node) -> None:
 
 
 def _transfer(flow: Flow, node: fx.Node, found: Found) -> None:
+    op = node.target
     if found.contract is not None:
         custom.declared(flow, node, found.contract)
-    elif found.row is None:
+    elif found.row is None or found.row.family == "view" and op._schema.is_mutable:  # type: ignore[union-attr]
         custom.unknown(flow, node)
     else:
-        _out_argument(flow, node)
+        assert isinstance(op, torch._ops.OpOverload)
+        if aten.is_random(op):
+            label = "drawn anew at every eager step, once at capture"
+            flow.report(Hazard("CW104", node, "random state is frozen at capture", label, (SEAM,)))
+        if found.row.family not in _OWN_SCALARS:
+            flow.scalars(node, _content(node, op), can_be_tensor=False)
         _FAMILIES[found.row.family](flow, node, found.row)
+        _plain_writes(flow, node, op, found.row.family)
 
 
-def _out_argument(flow: Flow, node: fx.Node) -> None:
-    """`out=` forms of mixing families write where nothing masks them: into owned state only eagerly."""
-    op = node.target
-    if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
-        return
+def _content(node: fx.Node, op: torch._ops.OpOverload) -> list[Any]:
+    """Host numbers that go into the result; sizes do not."""
+    found: list[Any] = []
+    for spec in op._schema.arguments:
+        value = aten.argument(op, node.args, node.kwargs, spec.name)
+        if spec.name not in _SIZES:
+            found += value if isinstance(value, (list, tuple)) else [value]
+    return [v for v in found if isinstance(v, fx.Node) and not is_tensor(v)]
+
+
+def _plain_writes(flow: Flow, node: fx.Node, op: torch._ops.OpOverload, family: str) -> None:
+    """In-place and `out=` forms of families that do not mask what they write: where that matters, only eagerly."""
     for name in aten.written(op):
         target = aten.argument(op, node.args, node.kwargs, name)
-        if name == "self" or not isinstance(target, fx.Node) or facts(node).found.row.family == "pointwise":
+        if family == "pointwise" or family == "scatter" and name == "self" or not isinstance(target, fx.Node):
             continue
-        if flow.is_owned(target) and flow.padded_dims(fact(target)):
+        padded = flow.padded_dims(fact(target))
+        owned = flow.is_owned(target)
+        if padded and (owned or not all(flow.covers(target, d) for d in padded)):
+            what = "persistent state" if owned else "live rows of what the target is a view of"
             label = "writes at the captured extent"
-            flow.report(Hazard("CW204", node, "padded rows write persistent state", label, (SEAM,), target))
+            code = "CW204" if owned else "CW202"
+            flow.report(Hazard(code, node, f"padded rows write {what}", label, (SEAM,), target))
+        flow.mutate(node, target, [(a, PADDED) for a in fact(target).axes])
 
 
 def _depends_on_data(flow: Flow, node: fx.Node) -> bool:

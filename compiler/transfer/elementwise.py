@@ -13,7 +13,7 @@ from torch import fx
 from capwise.axes import ONE, Axis, as_expr
 from capwise.facts import FINITE, LIVE, PADDED, Fact, Tail, fact, filled, has_fact, is_tensor, val
 from capwise.ops import aten
-from capwise.transfer.flow import SEAM, Flow, Hazard, Remedy, broadcast_dim
+from capwise.transfer.flow import Flow, broadcast_dim
 
 _SYMBOLIC: dict[str, Callable[[Any, Any], Any]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 _COMPARE = {"lt", "le", "gt", "ge"}
@@ -61,33 +61,10 @@ def _result_axes(flow: Flow, node: fx.Node, operands: Sequence[fx.Node], plain: 
         met: list[Axis] = []
         for operand in operands:
             mine = broadcast_dim(len(plain), len(fact(operand).axes), d)
-            axis = fact(operand).axes[mine] if mine is not None else ONE
-            if axis != ONE and axis not in met:
-                met.append(axis)
-        axes.append(_agree(flow, node, met, by_size))
+            if mine is not None:
+                met.append(fact(operand).axes[mine])
+        axes.append(flow.agree(node, met, by_size))
     return axes
-
-
-def _agree(flow: Flow, node: fx.Node, met: list[Axis], by_size: Axis) -> Axis:
-    """One axis out of those that meet in a dimension. Live parts that are laid out differently clash."""
-    if len(met) <= 1:
-        return met[0] if met else by_size
-    layouts = {flow.space.layout(a) for a in met}
-    if len(layouts) == 1:
-        return met[0]
-    if not any(flow.is_padded(a) for a in met):
-        return met[0]
-    expr = flow.space.size(met[0])
-    flow.report(
-        Hazard(
-            "CW202",
-            node,
-            "two axes of equal size but different meaning meet",
-            "live rows of one operand stand beside padded rows of the other",
-            (SEAM,),
-        )
-    )
-    return (flow.space.opaque(expr),)
 
 
 def _tail(flow: Flow, node: fx.Node, operands: Sequence[fx.Node], d: int, axes: Sequence[Axis]) -> Tail:
@@ -126,19 +103,25 @@ def _selected(name: str, node: fx.Node, operands: Sequence[fx.Node], seen: Seque
     """where and masked_fill with a constant condition, and products with zero."""
     by_node = dict(zip(operands, seen))
     if name == "where" and len(node.args) == 3:
-        condition = by_node.get(node.args[0])  # type: ignore[arg-type]
-        number = condition.constant if condition is not None else None
-        return _pick(node.args[1] if number else node.args[2], by_node) if number is not None else None
+        return _chosen(node.args[0], node.args[1], node.args[2], by_node)
     if name == "masked_fill":
-        mask = by_node.get(node.args[1])  # type: ignore[arg-type]
-        number = mask.constant if mask is not None else None
-        return _pick(node.args[2] if number else node.args[0], by_node) if number is not None else None
+        return _chosen(node.args[1], node.args[2], node.args[0], by_node)
     if name == "logical_and" or name in ("bitwise_and", "__and__"):
         return filled(False) if any(t is not None and t.is_value(False) for t in seen) and _is_bool(node) else None
     if name == "mul" and len(seen) == 2 and all(t is not None for t in seen):
         zero = any(t.is_value(0) for t in seen if t)
         return filled(0) if zero and all(t.is_finite for t in seen if t) else None
     return None
+
+
+def _chosen(condition: Any, yes: Any, no: Any, by_node: dict[fx.Node, Tail | None]) -> Tail | None:
+    """The tail of the branch that a constant condition takes; of both where they hold the same."""
+    tail = by_node.get(condition)
+    if tail is not None and tail.constant is not None:
+        return _pick(yes if tail.constant else no, by_node)
+    first, second = _pick(yes, by_node), _pick(no, by_node)
+    same = tail is None and first is not None and second is not None and first.constant is not None
+    return filled(first.constant) if same and second.is_value(first.constant) else None  # type: ignore[union-attr]
 
 
 def _is_bool(node: fx.Node) -> bool:
@@ -255,8 +238,8 @@ def _value_facts(flow: Flow, node: fx.Node, operands: Sequence[fx.Node]) -> dict
     name = aten.base_name(node.target)  # type: ignore[arg-type]
     if name in _KEEP_VALUE and len(operands) == 1:
         source = fact(operands[0])
-        known = {"position": source.position, "live": source.live, "low": source.low, "below": source.below}
-        return {**known, "keeps": source.keeps}
+        names = ("position", "live", "low", "live_low", "below", "keeps")
+        return {n: getattr(source, n) for n in names}
     if name == "remainder":
         divisor = live_expr(flow, node.args[1])
         return {} if divisor is None else {"low": 0, "below": divisor}
@@ -272,9 +255,13 @@ def _bounds(flow: Flow, node: fx.Node, name: str, operands: Sequence[fx.Node]) -
         upper = live_expr(flow, node.args[2]) if len(node.args) > 2 else None
         below = None if upper is None else upper + 1
         if node.args[1] is not None:
-            return {"low": _literal(node.args[1]), "below": below}
-        lows = [fact(operands[0]).low, None if below is None else _least(below) - 1]
+            lows = [_literal(node.args[1]), *([] if upper is None else [flow.least(upper)])]
+            return {"low": None if None in lows else min(v for v in lows if v is not None), "below": below}
+        lows = [fact(operands[0]).low, None if upper is None else flow.least(upper)]
         return {"low": None if None in lows else min(v for v in lows if v is not None), "below": below}
+    if name == "maximum" and len(operands) == 2:
+        known = [low for o in operands if (low := fact(o).low) is not None]
+        return {"low": max(known, default=None)}
     if name == "minimum" and len(operands) == 2:
         lows = [fact(o).low for o in operands]
         return {"low": None if None in lows else min(v for v in lows if v is not None)}
@@ -286,11 +273,6 @@ def _literal(arg: Any) -> int | None:
     if isinstance(arg, fx.Node) and arg.target is torch.ops.aten.full.default:
         arg = arg.args[1]
     return arg if isinstance(arg, int) and not isinstance(arg, bool) else None
-
-
-def _least(expr: sympy.Expr) -> int:
-    """The least value over extents of at least one row each (extents only ever add up)."""
-    return int(expr.subs({s: 1 for s in expr.free_symbols}))
 
 
 def _where_facts(node: fx.Node) -> dict[str, Any]:
@@ -309,35 +291,21 @@ def _arithmetic_facts(flow: Flow, node: fx.Node, name: str) -> dict[str, Any]:
     known: dict[str, Any] = {}
     if left is not None and right is not None and not val(node).shape:
         known["live"] = sympy.expand(_SYMBOLIC[name](left, right))
+        known["low"] = flow.least(known["live"])
     low = fact(node.args[0]).low if has_fact(node.args[0]) else None  # type: ignore[arg-type]
     if low is None or name == "mul" or not isinstance(node.args[1], int):
         return known
-    return {**known, "low": low + (node.args[1] if name == "add" else -node.args[1])}
+    return {"low": low + (node.args[1] if name == "add" else -node.args[1]), **known}
 
 
 def _write(flow: Flow, node: fx.Node, target: fx.Node, axes: Sequence[Axis], tails: Sequence[Tail]) -> None:
     """An in-place op: padded rows of owned state must keep what they hold."""
     place = fact(target)
-    padded = flow.padded_dims(place)
-    owned = flow.is_owned(target)
-    if padded and not (not owned and all(flow.covers(target, d) for d in padded)) and not _keeps(node, target):
-        remedies = [SEAM]
-        if len(padded) == 1 and flow.can_fill(target, padded[0]):
-            remedies.insert(0, Remedy("keep", "masked write", arg=target, dim=padded[0], cost=0.1))
-        symbols = ", ".join(sorted(flow.space.symbols(place.axes[padded[0]]) & flow.space.padded))
-        what = f"persistent state {flow.owner(target)!r}" if owned else "live rows of what the target is a view of"
-        flow.report(
-            Hazard(
-                "CW204" if owned else "CW202",
-                node,
-                f"padded rows write {what}",
-                f"writes {symbols} rows at the captured extent, of which only the live ones are this step's",
-                tuple(remedies),
-                target,
-                symbols,
-            )
-        )
+    for mine, axis in zip(place.axes, axes):
+        flow.agree(node, [mine, axis], mine)
+    if not _keeps(node, target) and not flow.keep_rows(node, target):
         tails = flow.plain_tails(place.axes)
+        axes = place.axes
     flow.mutate(node, target, list(zip(axes, tails)))
     value = fact(target)
     flow.set(node, Fact(value.axes, value.tails, value.storage, value.origin, value.source, inputs=value.inputs))

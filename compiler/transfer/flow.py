@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch import fx
 
-from capwise.axes import ONE, Axis, Rows, Space, as_expr
+from capwise.axes import ONE, Axis, Rows, Space, as_expr, only_grows
 from capwise.facts import PADDED, Fact, Tail, fact, facts, filled, has_fact, storage_of, val
 from capwise.labels import Spec
 from capwise.ops import aten
@@ -224,6 +224,51 @@ class Flow:
             return False
         return tail.own if value == LAST else tail.is_value(value)
 
+    def agree(self, node: fx.Node, met: Sequence[Axis], by_size: Axis) -> Axis:
+        """One axis out of those that meet in a dimension. Live parts that are laid out differently clash."""
+        met = [axis for axis in dict.fromkeys(met) if axis != ONE]
+        if not met:
+            return by_size
+        if len({self.space.layout(a) for a in met}) == 1 or not any(self.is_padded(a) for a in met):
+            return met[0]
+        self.report(
+            Hazard(
+                "CW202",
+                node,
+                "two axes of equal size but different meaning meet",
+                "live rows of one operand stand beside padded rows of the other",
+                (SEAM,),
+            )
+        )
+        return (self.space.opaque(self.space.size(met[0])),)
+
+    def keep_rows(self, node: fx.Node, target: fx.Node) -> bool:
+        """A write must leave alone what stands past its live rows, unless that is a tail of the program's own memory.
+
+        Returns whether there is nothing to leave alone.
+        """
+        padded = self.padded_dims(fact(target))
+        owned = self.is_owned(target)
+        if not padded or not owned and all(self.covers(target, d) for d in padded):
+            return True
+        remedies = [SEAM]
+        if len(padded) == 1 and self.can_fill(target, padded[0]):
+            remedies.insert(0, Remedy("keep", "masked write", arg=target, dim=padded[0], cost=0.1))
+        symbols = ", ".join(sorted(self.space.symbols(fact(target).axes[padded[0]]) & self.space.padded))
+        what = f"persistent state {self.owner(target)!r}" if owned else "live rows of what the target is a view of"
+        self.report(
+            Hazard(
+                "CW204" if owned else "CW202",
+                node,
+                f"padded rows write {what}",
+                f"writes {symbols} rows at the captured extent, of which only the live ones are this step's",
+                tuple(remedies),
+                target,
+                symbols,
+            )
+        )
+        return False
+
     def want_in_range(self, node: fx.Node, index: fx.Node, extent: object, what: str) -> None:
         """Every padded row of `index` must be a row of an axis of this extent."""
         value = fact(index)
@@ -257,8 +302,8 @@ class Flow:
 
         Returns whether the index was brought into range by a remedy.
         """
-        low = fact(index).low
-        if not self.space.is_padded(axis) or (low is not None and low >= 0):
+        value = fact(index)
+        if not self.space.is_padded(axis) or any(low is not None and low >= 0 for low in (value.low, value.live_low)):
             return False
         leading = self.space.layout(axis)[0] == "leading"
         remedies = (
@@ -300,6 +345,15 @@ class Flow:
                 )
             )
 
+    def least(self, expr: sympy.Expr) -> int | None:
+        """The least value of an expression over extents: a named extent is at least 1, a named int at least 0. None
+        where the expression may fall as an extent grows."""
+        if not only_grows(expr):
+            return int(expr) if expr.is_Integer else None
+        ints = {s for spec in self.traced.specs.values() if spec.kind == "int" for s in spec.symbols}
+        value = expr.subs({s: int(n not in ints) for n, s in self.space.sympy.items()})
+        return int(value) if value.is_Integer else None
+
     def content_symbols(self, argument: Any) -> frozenset[str]:
         """Padded symbols in a host scalar argument."""
         value = val(argument) if isinstance(argument, fx.Node) else None
@@ -331,6 +385,8 @@ class Flow:
 
     def covers(self, target: fx.Node, dim: int) -> bool:
         """Whether the tail rows of a written view are tail rows of the memory that it looks at, or nothing."""
+        if self.space.is_opaque(fact(target).axes[dim]):
+            return False
         base = val(self.groups[fact(target).storage][0])
         mine = val(target)
         if _same(mine.numel(), base.numel()):

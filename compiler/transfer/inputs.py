@@ -75,7 +75,7 @@ def _input(state: Compilation, fills: Mapping[str, Value], node: fx.Node) -> Fac
     tails = tuple(_tail(state, fills, arrival.name, spec, axis) for axis in axes)
     low = spec.range[0] if spec is not None and spec.range is not None else None
     inputs = frozenset({arrival.name}) if spec is not None else frozenset()
-    return Fact(axes, tails, storage, origin, arrival.name, low=low, inputs=inputs)
+    return Fact(axes, tails, storage, origin, arrival.name, live_low=low, inputs=inputs)
 
 
 def _tail(state: Compilation, fills: Mapping[str, Value], name: str, spec: Spec | None, axis: Axis) -> Tail:

@@ -60,12 +60,13 @@ def _demand(flow: Flow, node: fx.Node, source: fx.Node, dims: Sequence[int], neu
 def _set_results(flow: Flow, node: fx.Node, axes: Sequence[Axis], tails: Sequence[Tail], source: fx.Node) -> None:
     """One fact for every tensor that the op returns; results of another rank get theirs by size."""
     value = val(node)
+    numbers = aten.base_name(node.target) in ("argsort", "argmax", "argmin")  # type: ignore[arg-type]
     if isinstance(value, torch.Tensor):
-        flow.fresh(node, axes, tails, [source])
+        flow.fresh(node, axes, tails, [source], low=0 if numbers else None)
         return
     inputs = fact(source).inputs
     results: list[Fact | None] = []
-    for part in value:
+    for i, part in enumerate(value):
         if not isinstance(part, torch.Tensor):
             results.append(None)
             continue
@@ -73,7 +74,9 @@ def _set_results(flow: Flow, node: fx.Node, axes: Sequence[Axis], tails: Sequenc
         mine = list(axes) if same else [flow.space.axis(s) for s in part.shape]
         mine_tails = list(tails) if same else flow.plain_tails(mine)
         storage = part.untyped_storage()._cdata
-        results.append(Fact(tuple(mine), tuple(mine_tails), storage, "pool", node.name, inputs=inputs))
+        # Where extrema and orders return two results, the second holds row numbers.
+        low = 0 if i == 1 and part.dtype == torch.int64 else None
+        results.append(Fact(tuple(mine), tuple(mine_tails), storage, "pool", node.name, low=low, inputs=inputs))
     facts(node).value = tuple(results)
 
 
@@ -85,7 +88,8 @@ def reduce(flow: Flow, node: fx.Node, row: aten.Row) -> None:
         _binary_or_mixed(flow, node)
         return
     dims = _dims(node, row)
-    _demand(flow, node, source, dims, _neutral(row.neutral, val(source).dtype))
+    _demand(flow, node, source, dims, _reduction_neutral(node, row, val(source).dtype))
+    _flat_numbers(flow, node, source)
     result = val(node)
     first = result if isinstance(result, torch.Tensor) else next(p for p in result if isinstance(p, torch.Tensor))
     if first.dim() == len(value.axes):
@@ -96,6 +100,24 @@ def reduce(flow: Flow, node: fx.Node, row: aten.Row) -> None:
         axes = [value.axes[d] for d in keep]
         tails = flow.plain_tails(axes)
     _set_results(flow, node, axes, tails, source)
+
+
+def _reduction_neutral(node: fx.Node, row: aten.Row, dtype: torch.dtype) -> Any:
+    """A norm of negative order is a minimum: zero is not neutral for it."""
+    for name in ("ord", "p"):
+        order = _arg(node, name, 2) if aten.has_argument(node.target, name) else 2  # type: ignore[arg-type]
+        if order is not None and not (isinstance(order, (int, float)) and order >= 0):
+            return None
+    return _neutral(row.neutral, dtype)
+
+
+def _flat_numbers(flow: Flow, node: fx.Node, source: fx.Node) -> None:
+    """A row number over all dimensions counts in strides of the captured extent, unless that is the outermost."""
+    is_flat = aten.base_name(node.target) in ("argmax", "argmin") and _arg(node, "dim") is None  # type: ignore[arg-type]
+    inner = [d for d in flow.padded_dims(fact(source)) if d > 0]
+    if is_flat and inner:
+        label = "counts over a padded inner dimension"
+        flow.report(Hazard("CW202", node, "a flat row number depends on the captured extent", label, (SEAM,), source))
 
 
 def _binary_or_mixed(flow: Flow, node: fx.Node) -> None:
@@ -140,10 +162,13 @@ def sort(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     if _arg(node, "dim") is None:
         dims = [len(value.axes) - 1]
     descending = bool(_arg(node, "largest", True) if name == "topk" else _arg(node, "descending", False))
-    _demand(flow, node, source, dims, extreme(val(source).dtype, "-max" if descending else "max"))
+    dtype = val(source).dtype
+    # A live value may be the extreme itself: only a stable order keeps it before the tail then.
+    is_stable = name != "topk" and bool(_arg(node, "stable", False))
+    crowded = dtype in (torch.bool, torch.uint8, torch.int8) and not is_stable
+    _demand(flow, node, source, dims, None if crowded else extreme(dtype, "-max" if descending else "max"))
     axes, tails = list(value.axes), flow.plain_tails(value.axes)
     if name == "topk":
-        flow.scalars(node, [_arg(node, "k")], can_be_tensor=False)
         size = (val(node)[0] if not isinstance(val(node), torch.Tensor) else val(node)).shape[dims[0]]
         axes[dims[0]] = flow.space.axis(size)
         tails = flow.plain_tails(axes)
@@ -156,9 +181,14 @@ def mix(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     value = fact(source)
     dims = _dims(node, row)
     _demand(flow, node, source, dims, None)
+    for other in node.all_input_nodes:
+        if is_tensor(other) and other is not source:
+            _demand(flow, node, other, range(len(fact(other).axes)), None)
     result = val(node)
     parts = [result] if isinstance(result, torch.Tensor) else [p for p in result if isinstance(p, torch.Tensor)]
-    axes = list(value.axes) if parts[0].dim() == len(value.axes) else [flow.space.axis(s) for s in parts[0].shape]
+    axes = [flow.space.axis(s) for s in parts[0].shape]
+    if len(axes) == len(value.axes):
+        axes = [a if flow.space.same_size(a, b) else b for a, b in zip(value.axes, axes)]
     _set_results(flow, node, axes, flow.plain_tails(axes), source)
 
 
@@ -172,12 +202,13 @@ def contract(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     for letter, places in seen.items():
         if letter not in result and len(places) == 2:
             _zero_or_finite(flow, node, places)
-    axes, tails = [], []
-    for letter in result:
-        arg, d = next(((a, d) for a, d in seen[letter] if fact(a).axes[d] != ONE), seen[letter][0])
-        axes.append(fact(arg).axes[d])
-        tails.append(PADDED if flow.is_padded(fact(arg).axes[d]) else LIVE)
-    flow.fresh(node, axes, tails, [arg for arg, _ in operands])
+    agreed = {n: flow.agree(node, [fact(a).axes[d] for a, d in places], ONE) for n, places in seen.items()}
+    axes = [agreed[letter] for letter in result]
+    added = node.args[0]
+    if isinstance(added, fx.Node) and all(added is not arg for arg, _ in operands):
+        for mine, axis in zip(reversed(fact(added).axes), reversed(axes)):
+            flow.agree(node, [mine, axis], axis)
+    flow.fresh(node, axes, flow.plain_tails(axes), [arg for arg, _ in operands])
 
 
 def _letters(node: fx.Node, row: aten.Row) -> tuple[list[tuple[fx.Node, str]], str]:
@@ -230,6 +261,9 @@ def convolution(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     axes = [value.axes[0], *[flow.space.axis(s) for s in out.shape[1:]]]
     weight = node.args[1]
     assert isinstance(weight, fx.Node)
+    if flow.is_padded(value.axes[1]) or flow.padded_dims(fact(weight)):
+        label = "channels or taps are a padded axis"
+        flow.report(Hazard("CW202", node, "padded rows reach live rows through a convolution", label, (SEAM,)))
     for d in range(2, len(value.axes)):
         if not flow.is_padded(value.axes[d]):
             continue
@@ -241,7 +275,8 @@ def _window(flow: Flow, node: fx.Node, source: fx.Node, d: int, taps: object) ->
     stride, padding, dilation = (_arg(node, n)[d - 2] for n in ("stride", "padding", "dilation"))
     axis = fact(source).axes[d]
     size = val(node).shape[d]
-    if stride != 1 or not isinstance(taps, int) or flow.space.is_opaque(axis) or _arg(node, "transposed"):
+    leading = flow.space.layout(axis)[0] == "leading"
+    if stride != 1 or not isinstance(taps, int) or not leading or _arg(node, "transposed"):
         label = "windows over a padded axis at a stride"
         flow.report(Hazard("CW202", node, "padded rows reach live rows through a convolution", label, (SEAM,)))
         return flow.space._fallback(size)
@@ -255,16 +290,18 @@ def _window(flow: Flow, node: fx.Node, source: fx.Node, d: int, taps: object) ->
             message="padded rows reach live rows through a convolution",
             label="the window looks ahead into the tail, where eager sees zeros",
         )
-    return _causal(flow, axis, (taps - 1) * dilation - padding, size)
+    return _causal(flow, axis, (taps - 1) * dilation - 2 * padding, size)
 
 
 def _causal(flow: Flow, axis: Axis, lost: int, size: object) -> Axis:
     """The axis of the output: `lost` rows shorter. A left pad of that many rows gives back the rows themselves."""
+    if lost == 0:
+        return axis
     atom = axis[0]
-    if isinstance(atom, Cat) and len(atom.parts) == 2 and flow.space.size(atom.parts[0]) == lost:
+    if len(axis) == 1 and isinstance(atom, Cat) and len(atom.parts) == 2 and flow.space.size(atom.parts[0]) == lost:
         return atom.parts[1]
-    if isinstance(atom, Rows):
-        return (Rows(atom.symbol, atom.lo, atom.hi - lost),) if lost else axis
+    if len(axis) == 1 and isinstance(atom, Rows):
+        return (Rows(atom.symbol, atom.lo, atom.hi - lost),)
     return flow.space.axis(size)
 
 
@@ -272,6 +309,10 @@ def attention(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     """Scaled dot product: keys and values are summed over; causal order keeps the tail behind every live query."""
     query, key, value = (node.args[i] for i in range(3))
     assert isinstance(query, fx.Node) and isinstance(key, fx.Node) and isinstance(value, fx.Node)
+    for d in range(3):
+        flow.agree(node, [fact(a).axes[d] for a in (query, key, value)[bool(d == 2) :]], ONE)
+    for arg in (query, key, value):
+        _demand(flow, node, arg, [3], None)
     causal = bool(_arg(node, "is_causal", False))
     masked = _arg(node, "attn_mask", None) is not None
     for arg in (key, value):

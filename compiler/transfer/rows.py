@@ -46,7 +46,7 @@ def _index(flow: Flow, node: fx.Node) -> None:
         flow.report(Hazard("CW002", node, "output size depends on data", "boolean index", (SEAM,)))
     for d, index in zip(at, used):
         _check_index(flow, node, index, source, d, val(source).shape[d])
-    axes, tails = _broadcast(flow, used)
+    axes, tails = _broadcast(flow, node, used)
     front, back = value.axes[: at[0]], value.axes[at[-1] + 1 :]
     lead = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
     rest = [d for d in range(len(value.axes)) if d not in at]
@@ -55,20 +55,21 @@ def _index(flow: Flow, node: fx.Node) -> None:
     outer_tails = [value.tails[d] for d in rest]
     all_axes = [*front, *axes, *back]
     all_tails = [*outer_tails[: len(front)], *tails, *outer_tails[len(front) :]]
-    flow.fresh(node, all_axes, all_tails, [source, *used])
+    flow.fresh(node, all_axes, all_tails, [source, *used], low=value.low, below=value.below)
 
 
-def _broadcast(flow: Flow, indices: Sequence[fx.Node]) -> tuple[list[Axis], list[Tail]]:
+def _broadcast(flow: Flow, node: fx.Node, indices: Sequence[fx.Node]) -> tuple[list[Axis], list[Tail]]:
     """Axes of broadcast indices, and the tails of what is gathered by them."""
     rank = max(len(fact(i).axes) for i in indices)
     axes, tails = [], []
     for d in range(rank):
-        axis, owns = ONE, []
+        met, owns = [], []
         for index in indices:
             mine = broadcast_dim(rank, len(fact(index).axes), d)
             if mine is not None and fact(index).axes[mine] != ONE:
-                axis = fact(index).axes[mine]
+                met.append(fact(index).axes[mine])
                 owns.append(fact(index).tails[mine].own)
+        axis = flow.agree(node, met, ONE)
         axes.append(axis)
         own = bool(owns) and all(owns)
         tails.append((filled(None, own=True) if own else PADDED) if flow.is_padded(axis) else LIVE)
@@ -83,15 +84,17 @@ def _index_select(flow: Flow, node: fx.Node, how: str) -> None:
     if how == "take" and any(flow.is_padded(a) for a in value.axes):
         flow.report(Hazard("CW202", node, "a padded tensor is indexed flat", "counts over the tail", (SEAM,)))
     _check_index(flow, node, index, source, dim, val(source).shape[dim])
-    axes, tails = _broadcast(flow, [index])
+    axes, tails = _broadcast(flow, node, [index])
     if how == "take":
-        flow.fresh(node, axes, tails, [source, index])
+        flow.fresh(node, axes, tails, [source, index], low=value.low, below=value.below)
         return
     flow.fresh(
         node,
         [*value.axes[:dim], *axes, *value.axes[dim + 1 :]],
         [*value.tails[:dim], *tails, *value.tails[dim + 1 :]],
         [source, index],
+        low=value.low,
+        below=value.below,
     )
 
 
@@ -100,8 +103,11 @@ def _gather_along(flow: Flow, node: fx.Node) -> None:
     assert isinstance(source, fx.Node) and isinstance(index, fx.Node)
     dim = _arg(node, "dim") % max(len(fact(source).axes), 1)
     _check_index(flow, node, index, source, dim, val(source).shape[dim])
-    axes = fact(index).axes
-    flow.fresh(node, axes, flow.plain_tails(axes), [source, index])
+    axes, value = fact(index).axes, fact(source)
+    for d, (mine, other) in enumerate(zip(axes, value.axes)):
+        if d != dim:
+            flow.agree(node, [mine, other], mine)
+    flow.fresh(node, axes, flow.plain_tails(axes), [source, index], low=value.low, below=value.below)
 
 
 # ---------------------------------------------------------------------------------------------------------- search
@@ -125,6 +131,9 @@ def search(flow: Flow, node: fx.Node, row: aten.Row) -> None:
         axes = flow.axes_of(node)
     else:
         axes = list(fact(values).axes)
+    if last and is_tensor(values):
+        for mine, other in zip(fact(sequence).axes[:last], axes):
+            flow.agree(node, [mine, other], mine)
     tails = flow.plain_tails(axes, FINITE)
     flow.fresh(node, axes, tails, [sequence, *([values] if is_tensor(values) else [])], low=0)  # type: ignore[list-item]
 
@@ -146,7 +155,48 @@ def scatter(flow: Flow, node: fx.Node, row: aten.Row) -> None:
             flow.want_in_range(node, indices[0][1], val(target).shape[lead], f"dimension {lead} of {target.name}")
             continue
         _neutral_write(flow, node, row, target, indices, source, dim)
+    _line_up(flow, node, row.how, indices, source, lead)
+    if op._schema.is_mutable and _other_padded(flow, target, indices):
+        flow.keep_rows(node, target)
     _set_target(flow, node, op, target)
+
+
+def _other_padded(flow: Flow, target: fx.Node, indices: Sequence[tuple[int, fx.Node]]) -> bool:
+    """Whether rows are written whole along a padded dimension that is not the one indexed."""
+    return bool(set(flow.padded_dims(fact(target))) - {d for d, _ in indices})
+
+
+def _line_up(
+    flow: Flow, node: fx.Node, how: str, indices: Sequence[tuple[int, fx.Node]], source: Any, lead: int
+) -> None:
+    """Index, written values and target run together along dimensions: live parts must stand at the same places."""
+    target = fact(node.args[0])  # type: ignore[arg-type]
+    written = fact(source).axes if is_tensor(source) else ()
+    index = fact(indices[0][1]).axes if indices else ()
+    if how.startswith("scatter"):
+        for d, axis in enumerate(index):
+            flow.agree(node, [axis, *written[d : d + 1], *([target.axes[d]] if d != lead else [])], axis)
+        return
+    if how == "index_put":
+        if any(val(i).dtype == torch.bool for _, i in indices):
+            return
+        shape = _put_axes(flow, node, target.axes, indices)
+    else:
+        shape = [index[0] if d == lead and index else a for d, a in enumerate(target.axes)]
+    for mine, axis in zip(reversed(written), reversed(shape)):
+        flow.agree(node, [mine, axis], axis)
+
+
+def _put_axes(
+    flow: Flow, node: fx.Node, target: Sequence[Axis], indices: Sequence[tuple[int, fx.Node]]
+) -> list[Axis]:
+    """Axes of what an indexed assignment writes."""
+    at = [d for d, _ in indices]
+    axes, _ = _broadcast(flow, node, [i for _, i in indices])
+    front = [a for d, a in enumerate(target) if d < at[0]]
+    back = [a for d, a in enumerate(target) if d > at[0] and d not in at]
+    together = at == list(range(at[0], at[-1] + 1))
+    return [*front, *axes, *back] if together else [*axes, *front, *back]
 
 
 def _operands(node: fx.Node, how: str) -> tuple[list[tuple[int, fx.Node]], Any, int]:

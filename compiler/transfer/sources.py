@@ -10,7 +10,7 @@ from torch import fx
 from capwise.axes import as_expr
 from capwise.facts import FINITE, PADDED, Tail, filled, val
 from capwise.ops import aten
-from capwise.transfer.flow import SEAM, Flow, Hazard
+from capwise.transfer.flow import Flow
 
 
 def _arg(node: fx.Node, name: str, default: Any = None) -> Any:
@@ -22,9 +22,6 @@ def factory(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     if row.how == "arange":
         _arange(flow, node)
         return
-    if row.how == "random":
-        label = "drawn anew at every eager step, once at capture"
-        flow.report(Hazard("CW104", node, "random state is frozen at capture", label, (SEAM,)))
     if row.how == "scalar_tensor":
         _scalar(flow, node)
         return

@@ -26,7 +26,7 @@ def view(flow: Flow, node: fx.Node, row: aten.Row) -> None:
 
 def _emit(flow: Flow, node: fx.Node, axes: Sequence[Axis], tails: Sequence[Tail], source: fx.Node, **more: Any) -> None:
     origin = fact(source)
-    more.setdefault("low", origin.low)
+    more = {"low": origin.low, "live_low": origin.live_low, "below": origin.below, **more}
     flow.set(
         node,
         Fact(tuple(axes), tuple(tails), origin.storage, origin.origin, origin.source, inputs=origin.inputs, **more),
@@ -127,24 +127,16 @@ def _sliced(
     old, tail = fact(source).axes[dim], fact(source).tails[dim]
     if not flow.is_padded(old):
         # Rows of a buffer at a symbolic extent: past the live ones stands whatever the buffer holds.
-        axis = flow.space.axis(size) if start == 0 or as_expr(size).is_Integer else flow.space._fallback(size)
+        axis = flow.space.axis(size)
         if isinstance(start, fx.Node) or step != 1 and flow.is_padded(axis):
             axis = _opaque(flow, node, size)
         return axis, PADDED if flow.is_padded(axis) else LIVE
-    number = _from_front(flow, old, start)
-    if number is None or step != 1:
-        return _opaque(flow, node, size), PADDED
-    axis = flow.space.slice(old, number, size)
-    if flow.space.is_opaque(axis) and not flow.space.is_opaque(old):
-        return _opaque(flow, node, size), PADDED
-    return axis, _shifted(old, axis, tail)
-
-
-def _from_front(flow: Flow, axis: Axis, start: Any) -> int | None:
-    """A slice start that counts from the first row, as a number; None where it counts from the end."""
-    if isinstance(start, int) and start >= 0:
-        return start
-    return None
+    axis = flow.space.slice(old, start, size) if isinstance(start, int) and start >= 0 and step == 1 else None
+    scattered = axis != old and flow.space.layout(old)[0] != "leading"
+    if axis is None or scattered or flow.space.is_opaque(axis) and not flow.space.is_opaque(old):
+        axis = _opaque(flow, node, size)
+        return axis, PADDED if flow.is_padded(axis) else LIVE
+    return axis, _shifted(old, axis, tail) if flow.is_padded(axis) else LIVE
 
 
 def _opaque(flow: Flow, node: fx.Node, size: object) -> Axis:
@@ -174,8 +166,12 @@ def _select(flow: Flow, node: fx.Node) -> None:
     assert isinstance(source, fx.Node)
     value = fact(source)
     dim, index = _arg(node, "dim") % len(value.axes), _arg(node, "index")
-    if flow.is_padded(value.axes[dim]) and not (isinstance(index, int) and index >= 0):
+    if not flow.is_padded(value.axes[dim]):
+        flow.scalars(node, [index], can_be_tensor=False)
+    elif not (isinstance(index, int) and index >= 0):
         _select_from_end(flow, node, source, dim, index)
+    elif index > 0 and flow.space.layout(value.axes[dim])[0] != "leading":
+        _opaque(flow, node, 1)
     keep = [d for d in range(len(value.axes)) if d != dim]
     position = keep.index(value.position) if value.position in keep else None
     _emit(flow, node, [value.axes[d] for d in keep], [value.tails[d] for d in keep], source, position=position)
@@ -244,7 +240,7 @@ def _strange(flow: Flow, node: fx.Node) -> None:
     if any(flow.is_padded(a) for a in (*axes, *fact(source).axes)):
         message = "a view whose rows cannot be followed"
         flow.report(Hazard("CW202", node, message, "steps over a padded axis by stride", (SEAM,)))
-    _emit(flow, node, axes, flow.plain_tails(axes), source, low=None)
+    _emit(flow, node, axes, flow.plain_tails(axes), source)
 
 
 def getitem(flow: Flow, node: fx.Node) -> None:
@@ -291,7 +287,8 @@ def _cat(flow: Flow, node: fx.Node) -> None:
     dim = (_arg(node, "dim") or 0) % rank
     axes, tails = list(values[0].axes), list(values[0].tails)
     for d in range(rank):
-        axes[d] = flow.space.concat([v.axes[d] for v in values]) if d == dim else values[0].axes[d]
+        met = [v.axes[d] for v in values]
+        axes[d] = flow.space.concat(met) if d == dim else flow.agree(node, met, ONE)
         tails[d] = join(v.tails[d] for v in values) if flow.is_padded(axes[d]) else LIVE
         if d == dim and tails[d].own:
             tails[d] = replace(tails[d], own=len(values) == 1 or flow.space.layout(axes[d])[0] == "leading")
@@ -303,7 +300,8 @@ def _stack(flow: Flow, node: fx.Node) -> None:
     values = [fact(p) for p in parts]
     rank = val(node).dim()
     at = (_arg(node, "dim") or 0) % rank
-    axes, tails = list(values[0].axes), [join(v.tails[d] for v in values) for d in range(rank - 1)]
+    axes = [flow.agree(node, [v.axes[d] for v in values], ONE) for d in range(rank - 1)]
+    tails = [join(v.tails[d] for v in values) for d in range(rank - 1)]
     axes.insert(at, flow.space.axis(len(parts)))
     tails.insert(at, LIVE)
     flow.fresh(node, axes, tails, parts)
@@ -348,6 +346,9 @@ def _triangle(flow: Flow, node: fx.Node) -> None:
     assert isinstance(source, fx.Node)
     value = fact(source)
     flow.scalars(node, [_arg(node, "diagonal", 0)], can_be_tensor=False)
+    for axis in value.axes[-2:]:
+        if flow.is_padded(axis) and flow.space.layout(axis)[0] != "leading":
+            _opaque(flow, node, flow.space.size(axis))
     zero = [t if t.is_value(0) or t.kind == "live" else PADDED for t in value.tails]
     flow.fresh(node, value.axes, zero, [source])
 

@@ -130,7 +130,6 @@ def test_lowered_piece_equals_its_graph(trace, model, compiles):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("model, compiles", [*MODELS, (Kernel, 3)])
 def test_on_a_gpu_and_in_a_graph(trace, model, compiles):
     piece = trace(model().cuda())

@@ -238,9 +238,8 @@ def test_resources_are_read_off_text():
 
 @pytest.mark.gpu
 def test_a_cubin_launches_from_its_manifest(tmp_path):
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available() or torch.version.hip:
-        pytest.skip("needs a CUDA device")
+    import torch
+
     major, minor = torch.cuda.get_device_capability()
     target = Target.parse(f"cuda:{major}{minor}")
     (kernel,) = load_manifest(write_artifacts([compile_kernel(GATHER, target)], tmp_path))
