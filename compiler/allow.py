@@ -15,8 +15,8 @@ _KEY = "capwise_allow"
 
 
 def allow(code: str, *, reason: str) -> AbstractContextManager[Any]:
-    """Ops traced inside keep their findings of this code, as *assumed* and with the reason, and are not repaired by
-    a seam for it.
+    """Ops traced inside are left as they are where they raise this code; the finding stays in the report, as *assumed*
+    and with the reason.
 
     Args:
         code: one of the codes of `capwise rules`.

@@ -30,7 +30,8 @@ class Check(CompilerPass):
         if state.options.repair == "none":
             return False
         for hazard in flow.hazards:
-            if hazard.code == "CW101" or hazard.node in state.eager:
+            answered = hazard.chosen is not None and hazard.chosen.kind in ("allow", "capacity")
+            if answered or hazard.node in state.eager:
                 continue
             facts(hazard.node).eager = True
             state.eager[hazard.node] = "CW901"

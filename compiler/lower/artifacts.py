@@ -50,7 +50,7 @@ class Artifact:
 
     def grid_at(self, **values: int) -> tuple[int, int, int]:
         """The grid at these extents; raises ManifestError for a name without a value."""
-        sizes = [_evaluate(expr, {**self.constants, **values}, f"{self.kernel}: grid") for expr in self.grid]
+        sizes = [evaluate(expr, {**self.constants, **values}, f"{self.kernel}: grid") for expr in self.grid]
         x, y, z = (*sizes, 1, 1, 1)[:3]
         return x, y, z
 
@@ -191,7 +191,9 @@ def _allowed(node: ast.AST) -> bool:
     return isinstance(node, (ast.Name, ast.BinOp, ast.expr_context, *_BINARY))
 
 
-def _evaluate(expr: str, values: Mapping[str, Any], where: str) -> int:
+def evaluate(expr: str, values: Mapping[str, Any], where: str) -> int:
+    """The expression's value; raises ManifestError for what is no expression and for a name without a value."""
+
     def run(node: ast.expr) -> int:
         if isinstance(node, ast.Constant):
             return int(node.value)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ import sympy
 import torch
 from torch import fx
 
+from capwise.allow import allowed
 from capwise.axes import ONE, Axis, Rows, Space, as_expr, only_grows
 from capwise.facts import PADDED, Fact, Tail, fact, facts, filled, has_fact, storage_of, val
 from capwise.labels import Spec
@@ -30,7 +31,7 @@ Value = Any  # a number, or LAST
 _SCALAR_MAKERS = (torch.ops.aten.scalar_tensor.default,)
 _TRANSPARENT = ("_to_copy", "clone", "view", "unsqueeze", "alias", "expand", "slice")
 
-RemedyKind = Literal["capacity", "fill", "scalar", "keep", "dense", "wrap", "stage", "guard", "seam"]
+RemedyKind = Literal["allow", "capacity", "fill", "scalar", "keep", "dense", "wrap", "stage", "guard", "seam"]
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,11 @@ class Flow:
 
     # ------------------------------------------------------------------------------------------------ hazards
     def report(self, hazard: Hazard) -> Remedy | None:
-        """Records a hazard and chooses its remedy by the repair mode. Opaque tails leave only a seam."""
-        if self.repair == "auto":
+        """Records a hazard and chooses its remedy by the repair mode. What its author answers for stays as it is."""
+        reason = allowed(hazard.node, hazard.code)
+        if reason is not None:
+            hazard.verdict, hazard.chosen = "assumed", Remedy("allow", f"allowed: {reason}")
+        elif self.repair == "auto":
             hazard.chosen = hazard.remedies[0] if hazard.remedies else None
         elif self.repair == "split":
             hazard.chosen = next((r for r in hazard.remedies if r.kind in ("capacity", "seam", "stage", "guard")), None)

@@ -1,0 +1,166 @@
+"""Kernels and steps on a device: times, and ratios to a floor measured in the same run.
+
+    python benchmarks/gpu.py
+
+Kernel times are medians of eager launches (`triton.testing.do_bench`) and, in brackets, of replays of a graph that
+holds ten launches, divided by ten: small kernels are bound by the launch. A step is compared with its floor: one graph
+of exactly this batch, recorded by hand from the same pieces, with no staging, fills or guards.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from capwise.backend import CompiledModel, case_options
+from capwise.case import Case
+from capwise.models import demo_cases
+from capwise.models.qwen4_exp import Config
+from capwise.models.qwen4_exp.ple import NgramIds
+from capwise.verify import moved
+
+DEVICE = torch.device("cuda")
+
+
+def in_graph(run: Callable[[], Any], count: int = 10) -> float:
+    """Microseconds of one launch inside a graph."""
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            run()
+    return device_time(graph.replay) / count
+
+
+def device_time(run: Callable[[], Any]) -> float:
+    import triton.testing
+
+    return float(triton.testing.do_bench(run, warmup=50, rep=200, return_mode="median")) * 1e3
+
+
+def requests(lengths: list[int], stride: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=DEVICE)
+    table = torch.zeros(len(lengths), stride, dtype=torch.int32, device=DEVICE)
+    table[:, 0] = torch.arange(1, len(lengths) + 1)
+    return starts, table[:, 0], torch.ones(len(lengths), dtype=torch.bool, device=DEVICE)
+
+
+def kernels() -> None:
+    config = Config()
+    model = NgramIds(config).to(DEVICE)
+    print("| kernel | size | eager launch, us | in a graph, us | GB/s in a graph |")
+    print("|---|---|---|---|---|")
+    for tokens in (8, 8192):
+        lengths = [1] * 8 if tokens == 8 else [512] * 16
+        starts, _, _ = requests(lengths, 1)
+        ids = torch.randint(0, 248320, (tokens,), dtype=torch.int32, device=DEVICE)
+        context = torch.randint(0, 248320, (len(lengths), 2), dtype=torch.int32, device=DEVICE)
+        row("n-gram ids", f"T={tokens}", lambda: model(ids, starts, context), tokens * 16 * 8)
+    for tokens in (512, 8192):
+        gate(tokens)
+    for lengths, stride in (([16, 676], 4), ([512] * 16, 4)):
+        conv(lengths, stride)
+    table = torch.randn(1 << 22, 160, device=DEVICE, dtype=torch.bfloat16)
+    ids = torch.randint(0, 1 << 22, (8192, 16), device=DEVICE)
+    gathered = 8192 * 16 * (160 * 2 * 2 + 8)
+    row("table gather", "T=8192", lambda: torch.ops.capwise.ple_table_gather(ids, table), gathered)
+    big = torch.empty(1 << 29, dtype=torch.uint8, device=DEVICE)
+    other = torch.empty_like(big)
+    copied = device_time(lambda: other.copy_(big))
+    print(f"| copy | 512 MiB | {copied:.1f} | | {2 * (1 << 29) / copied / 1e3:.0f} |")
+
+
+def gate(tokens: int) -> None:
+    hc, width = 4, 2560
+    kv = torch.randn(tokens, hc * width + width, device=DEVICE, dtype=torch.bfloat16)
+    hidden = torch.randn(tokens, hc * width, device=DEVICE, dtype=torch.bfloat16)
+    weights = [torch.randn(hc * width, device=DEVICE, dtype=torch.bfloat16) * 0.1 for _ in range(3)]
+    key, value = kv[:, : hc * width], kv[:, hc * width :]
+    moved_bytes = 2 * tokens * (4 * hc * width + width)
+    row("gate", f"T={tokens}", lambda: torch.ops.capwise.ple_gate(key, value, hidden, *weights, 1e-6, hc), moved_bytes)
+
+
+def conv(lengths: list[int], stride: int) -> None:
+    channels = 10240
+    starts, slots, initial = requests(lengths, stride)
+    tokens = sum(lengths)
+    x = torch.randn(tokens, channels, device=DEVICE, dtype=torch.bfloat16)
+    weight = torch.randn(channels, 4, device=DEVICE, dtype=torch.bfloat16)
+    state = torch.randn(len(lengths) + 2, channels, 9, device=DEVICE, dtype=torch.bfloat16)
+    size = f"T={tokens}, R={len(lengths)}, stride {stride}"
+    row(
+        "short conv",
+        size,
+        lambda: torch.ops.capwise.ple_short_conv(x, weight, state, starts, slots, initial, 3),
+        4 * tokens * channels,
+    )
+    row(
+        "short conv state",
+        size,
+        lambda: torch.ops.capwise.ple_short_conv_state_(x, state, starts, slots, initial, 9),
+        2 * len(lengths) * channels * 18,
+    )
+
+
+def row(name: str, size: str, run: Callable[[], Any], moved_bytes: int) -> None:
+    eager, graphed = device_time(run), in_graph(run)
+    print(f"| {name} | {size} | {eager:.1f} | {graphed:.1f} | {moved_bytes / graphed / 1e3:.0f} |")
+
+
+def host_time(run: Callable[[], Any], count: int = 300) -> float:
+    """Microseconds of host time a call, the device not waited for."""
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        times.append((time.perf_counter() - start) / count * 1e6)
+        torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def step(case: Case, at: int) -> None:
+    print(f"| {case.name}, step {at} ", end="")
+    batch = {k: moved(v, DEVICE) for k, v in case.batches[at].items()}
+    rows = []
+    for repair in ("auto", "split"):
+        compiled = CompiledModel(
+            copy.deepcopy(case.model).to(DEVICE), case_options(case, repair=repair, lower="eager", capture="graph")
+        )
+        for _ in range(3):
+            compiled(**batch)
+        run = lambda c=compiled: c(**batch)
+        rows.append((device_time(run), host_time(run)))
+    model = copy.deepcopy(case.model).to(DEVICE)
+    with torch.no_grad():
+        model(**batch)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model(**batch)
+    floor = device_time(graph.replay), host_time(graph.replay)
+    eager = device_time(lambda: model(**batch)), host_time(lambda: model(**batch))
+    cells = [floor, *rows, eager]
+    print("".join(f"| {d:.1f} / {h:.1f} " for d, h in cells) + f"| {rows[0][0] / floor[0]:.2f} |")
+
+
+def main() -> None:
+    import triton
+
+    name = torch.cuda.get_device_name()
+    print(f"{name}, torch {torch.__version__}, triton {triton.__version__}\n")
+    kernels()
+    print("\nstep time / host time a call, us")
+    print("| step | floor | auto | split | eager | auto / floor |\n|---|---|---|---|---|---|")
+    step(demo_cases.s1(), 1)
+    step(demo_cases.s2(4, "ours"), 0)
+    step(demo_cases.s2(4, "ours"), 1)
+
+
+if __name__ == "__main__":
+    main()
