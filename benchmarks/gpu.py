@@ -55,12 +55,8 @@ def kernels() -> None:
     model = NgramIds(config).to(DEVICE)
     print("| kernel | size | eager launch, us | in a graph, us | GB/s in a graph |")
     print("|---|---|---|---|---|")
-    for tokens in (8, 8192):
-        lengths = [1] * 8 if tokens == 8 else [512] * 16
-        starts, _, _ = requests(lengths, 1)
-        ids = torch.randint(0, 248320, (tokens,), dtype=torch.int32, device=DEVICE)
-        context = torch.randint(0, 248320, (len(lengths), 2), dtype=torch.int32, device=DEVICE)
-        row("n-gram ids", f"T={tokens}", lambda: model(ids, starts, context), tokens * 16 * 8)
+    for lengths in ([1] * 8, [512] * 16):
+        ngrams(model, lengths)
     for tokens in (512, 8192):
         gate(tokens)
     for lengths, stride in (([16, 676], 4), ([512] * 16, 4)):
@@ -73,6 +69,14 @@ def kernels() -> None:
     other = torch.empty_like(big)
     copied = device_time(lambda: other.copy_(big))
     print(f"| copy | 512 MiB | {copied:.1f} | | {2 * (1 << 29) / copied / 1e3:.0f} |")
+
+
+def ngrams(model: NgramIds, lengths: list[int]) -> None:
+    tokens = sum(lengths)
+    starts, _, _ = requests(lengths, 1)
+    ids = torch.randint(0, 248320, (tokens,), dtype=torch.int32, device=DEVICE)
+    context = torch.randint(0, 248320, (len(lengths), 2), dtype=torch.int32, device=DEVICE)
+    row("n-gram ids", f"T={tokens}", lambda: model(ids, starts, context), tokens * 16 * 8)
 
 
 def gate(tokens: int) -> None:
