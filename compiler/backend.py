@@ -64,10 +64,10 @@ def check_case(case: Case, **options: Any) -> Report:
     return report
 
 
-def trace_case(case: Case, **options: Any) -> CompiledModel:
+def trace_case(case: Case, keep_texts: bool = False, **options: Any) -> CompiledModel:
     """Compiles every program that a case needs, without running a step."""
     made = case_options(case, **options)
-    compiled = CompiledModel(case.model, made)
+    compiled = CompiledModel(case.model, made, keep_texts)
     seen: set[tuple[Any, ...]] = set()
     for batch in case.batches:
         given = {k: v for k, v in batch.items() if v is not None}
@@ -123,7 +123,8 @@ def _definition(model: Callable[..., Any]) -> Span:
 
 
 def programs_of(case: Case, **options: Any) -> list[Program]:
-    return trace_case(case, **options).programs
+    """The programs of a case, with their texts after every pass."""
+    return trace_case(case, keep_texts=True, **options).programs
 
 
 def case_options(case: Case, **options: Any) -> Options:

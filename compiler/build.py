@@ -18,16 +18,22 @@ from capwise.trace import Traced, span_of
 
 
 def build(
-    traced: Traced, options: Options, key: Key, capacity: Mapping[str, int], name: str, strided: frozenset[str]
+    traced: Traced,
+    options: Options,
+    key: Key,
+    capacity: Mapping[str, int],
+    name: str,
+    strided: frozenset[str],
+    keep_texts: bool = False,
 ) -> Program:
-    """The compiler: one traced graph in, one Program out."""
+    """The compiler: one traced graph in, one Program out; with the graph's text after every pass where asked for."""
     symbols = set(traced.symbols)
     outside = frozenset(s for s in symbols if parse_dim(s, s).symbol not in key)
     padded = {s for s in symbols if key and parse_dim(s, s).symbol == key[0]} | outside
     capacity = {**capacity, **extents_of(symbols, capacity)}
     space = Space(traced.names, padded, capacity)
     state = Compilation(traced, options, space, outside, dict(capacity), strided)
-    run(state, pipeline())
+    run(state, pipeline(), keep_texts or options.dump is not None)
     return _program(state, name)
 
 

@@ -80,8 +80,8 @@ class CompiledModel:
         report: what was found, over all programs so far. misses: steps that ran eagerly because a guard did not hold.
     """
 
-    def __init__(self, model: Callable[..., Any], options: Options) -> None:
-        self.model, self.options = model, options
+    def __init__(self, model: Callable[..., Any], options: Options, keep_texts: bool = False) -> None:
+        self.model, self.options, self.keep_texts = model, options, keep_texts
         self.report = Report()
         self.misses = 0
         self.arena = Arena(keep_strides=options.repair == "none")
@@ -187,11 +187,12 @@ class CompiledModel:
     def _backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         unbacked = False not in self._compiled
         admission = self.admission
+        strided = frozenset(admission.strided)
         programs = []
         for i, key in enumerate(admission.keys):
             traced = to_aten(gm, admission.specs, strict=unbacked)
             name = f"{type(self.model).__name__}.{len(self.variants)}.{i}"
-            programs.append(build(traced, self.options, key, admission.capacity, name, frozenset(admission.strided)))
+            programs.append(build(traced, self.options, key, admission.capacity, name, strided, self.keep_texts))
         for program in programs:
             self.report.merge(program.report)
             if self.options.dump is not None:

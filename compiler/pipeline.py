@@ -48,12 +48,13 @@ def check_order(passes: Sequence[type[CompilerPass]]) -> None:
         given |= set(one.gives)
 
 
-def run(state: Compilation, passes: Sequence[type[CompilerPass]]) -> None:
-    """Runs the passes over the traced graph; keeps each pass's text and time."""
+def run(state: Compilation, passes: Sequence[type[CompilerPass]], keep_texts: bool = False) -> None:
+    """Runs the passes over the traced graph; keeps the time of each, and the graph's text after it if asked to."""
     check_order(passes)
     for one in passes:
         start = time.perf_counter()
         one(state)(state.traced.graph)
         elapsed = time.perf_counter() - start
         state.report.timings.append((one.name, elapsed))
-        state.texts[one.name] = f"# after {one.name} ({elapsed * 1e3:.1f} ms)\n{print_graph(state.graph)}"
+        if keep_texts:
+            state.texts[one.name] = f"# after {one.name} ({elapsed * 1e3:.1f} ms)\n{print_graph(state.graph)}"

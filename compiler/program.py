@@ -112,6 +112,7 @@ def print_graph(graph: fx.Graph) -> str:
     """One line a node, names renumbered in order, with axes where they are known."""
     names: dict[fx.Node, str] = {}
     lines = []
+    number = 0
     for node in graph.nodes:
         if node.op == "placeholder":
             names[node] = node.name
@@ -119,7 +120,8 @@ def print_graph(graph: fx.Graph) -> str:
         if node.op == "output":
             lines.append(f"return {_argument(node.args[0], names)}")
             continue
-        names[node] = f"%{sum(1 for n in names.values() if n.startswith('%'))}"
+        names[node] = f"%{number}"
+        number += 1
         args = [_argument(a, names) for a in node.args]
         args += [f"{k}={_argument(v, names)}" for k, v in node.kwargs.items() if k not in ("device", "pin_memory")]
         mark = "seam " if facts(node).eager else ""

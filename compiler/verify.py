@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 from capwise.backend import CompiledModel, TraceError, case_options
 from capwise.case import Case
 from capwise.labels import InputError, Spec, normalise
+from capwise.ops.launch import device_tiles
 from capwise.report import Report
-from capwise.runtime.tape import CaptureError
+from capwise.runtime.tape import CaptureError, kernels_run_by
 
 # A GEMM at 5 rows and at 8 rows differs in the last bits: 2.6e-4 was measured in fp32 at K = 2560.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 5e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -77,7 +79,8 @@ def verify(
 
     Args:
         unsafe: replay with repair="none", as a naive engine would.
-        device: "cpu" (the tape) or "cuda" (graphs; ROCm too).
+        device: "cpu" (the tape), "cuda" (graphs; ROCm too), or "hip-emulated": the tape, each Triton launch compiled
+            for gfx942 (or another target, "hip-emulated:gfx1201") and its assembly executed under the serial schedule.
         histories: the first is the case's own; further ones are drawn from its batches.
         seed: of histories and noise.
         poison: noise in every tail, twice with different noise, which must not show.
@@ -86,8 +89,8 @@ def verify(
         InputError: a batch that contradicts the case's description.
     """
     more = dict(options)
-    more.setdefault("capture", "tape" if device == "cpu" else "graph")
-    if device == "cpu":
+    more.setdefault("capture", "graph" if device == "cuda" else "tape")
+    if device != "cuda":
         more.setdefault("lower", "eager")
     if unsafe:
         more["repair"] = "none"
@@ -95,9 +98,23 @@ def verify(
     for number in range(histories):
         order = history(len(case.batches), number, seed)
         run = _Run(case, case_options(case, **more), device, poison, unsafe, seed + number, result)
-        run.all([case.batches[i] for i in order])
+        with _kernels_on(device, seed + number):
+            run.all([case.batches[i] for i in order])
     result.report.case = case.name
     return result
+
+
+@contextlib.contextmanager
+def _kernels_on(device: str, seed: int) -> Iterator[None]:
+    """How the tape runs Triton launches: by the interpreter, or as the ROCm code they compile to."""
+    name, _, gfx = device.partition(":")
+    if name != "hip-emulated":
+        yield
+        return
+    from capwise.runtime.emulated import emulated
+
+    with device_tiles(), kernels_run_by(emulated(gfx or "gfx942", seed=seed)):
+        yield
 
 
 def history(count: int, number: int, seed: int) -> list[int]:
@@ -117,7 +134,7 @@ class _Run:
     def __init__(
         self, case: Case, options: Any, device: str, poison: bool, unsafe: bool, seed: int, result: VerifyResult
     ) -> None:
-        place = torch.device("cpu" if device == "cpu" else "cuda")
+        place = torch.device("cuda" if device == "cuda" else "cpu")
         self.model = _copied(case.model, place)
         self.reference = _copied(case.reference if case.reference is not None else case.model, place)
         self.compiled = CompiledModel(self.model, options)

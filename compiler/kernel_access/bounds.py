@@ -15,7 +15,7 @@ from capwise.kernel_access.linear import Prover, facts_of
 from capwise.kernel_access.printing import text
 from capwise.kernel_access.rewrite import substitute
 from capwise.kernel_access.space import Space
-from capwise.kernel_access.symbolic import Node, Poly
+from capwise.kernel_access.symbolic import Node, Poly, interval
 
 _INSIDE = frozenset({"lane", "pid", "trip", "carry", "exit", "load", "opaque", "obool", "last"})
 _MOST_STEPS = 40
@@ -283,8 +283,8 @@ def instantiated(bounds: Bounds, node: Node) -> list[Poly]:
 def invariants(space: Space, table: Mapping[int, Loop], loop: Loop) -> list[Poly]:
     """Polynomials over carried values that stay >= 0: candidates that hold at first and survive every iteration.
 
-    Candidates compare each carried value with the first values, the bounds of the loop and 0; those that do not
-    survive under all the others are dropped until nothing more falls."""
+    Candidates compare each carried value with the first values, their ends, the bounds of the loop and 0; those that
+    do not survive under all the others are dropped until nothing more falls."""
     if loop.invariants is not None:
         return loop.invariants
     loop.invariants = []
@@ -308,6 +308,7 @@ def _candidates(loop: Loop) -> list[Poly]:
     if len(loop.carried) > 6:
         return []
     limits = {Poly.of(0), *(first for first, _ in loop.carried.values())}
+    limits |= {Poly.of(end) for first, _ in loop.carried.values() for end in interval(first) if end is not None}
     limits |= {p for p in (loop.lower, loop.upper) if p is not None}
     ordered = sorted(limits, key=Poly.order)
     return [c for node in loop.carried for limit in ordered for c in (poly_of(node) - limit, limit - poly_of(node))]

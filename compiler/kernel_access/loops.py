@@ -168,11 +168,10 @@ class Carried:
         while True:
             known = Rewriter(self.machine.space, dict(same).get)
             pairs = zip(self.slots, after, strict=True)
-            moved = [s for s, p in pairs if s.carry.node in same and known.poly(p) != s.init]
+            moved = {s.carry.node for s, p in pairs if s.carry.node in same and known.poly(p) != s.init}
             if not moved:
                 return known
-            for slot in moved:
-                del same[slot.carry.node]
+            same = {node: init for node, init in same.items() if node not in moved}
 
     def invariant(self, poly: Poly) -> bool:
         """Every leaf was there before the loop."""

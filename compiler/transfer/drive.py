@@ -78,7 +78,7 @@ def _transfer(flow: Flow, node: fx.Node, found: Found) -> None:
         custom.unknown(flow, node)
     else:
         assert isinstance(op, torch._ops.OpOverload)
-        if aten.is_random(op):
+        if aten.is_random(op) and aten.argument(op, node.args, node.kwargs, "dropout_p", 1) != 0:
             label = "drawn anew at every eager step, once at capture"
             flow.report(Hazard("CW104", node, "random state is frozen at capture", label, (SEAM,)))
         if found.row.family not in _OWN_SCALARS:
