@@ -77,11 +77,13 @@ def test_conversion_instructions_use_the_targets_format(execute, gfx, name, dtyp
     body = f"""
     v_cvt_pk_{name}_f32 v3, v1, v2
     v_cvt_pk_{name}_f32 v3, v2, v1 op_sel:[0,0,1]
-    v_cvt_pk_f32_{name}_e32 v[4:5], v3"""
-    out = execute(body, gfx=gfx, v={1: x[0], 2: x[1], 3: 0}, out=["v3", "v4", "v5"])
+    v_cvt_pk_f32_{name}_e32 v[4:5], v3
+    v_cvt_pk_f32_{name}_e64 v[6:7], v3 op_sel:[1,0]"""
+    out = execute(body, gfx=gfx, v={1: x[0], 2: x[1], 3: 0}, out=["v3", "v4", "v5", "v6", "v7"])
     np.testing.assert_array_equal(out["v3"], low | high << 8 | high << 16 | low << 24)
     np.testing.assert_array_equal(out["v4"].view(np.float32), codes[0].float().numpy())
     np.testing.assert_array_equal(out["v5"].view(np.float32), codes[1].float().numpy())
+    np.testing.assert_array_equal([out["v6"], out["v7"]], [out["v5"], out["v4"]])  # the upper half has them swapped
 
 
 def test_byte_selection(execute):

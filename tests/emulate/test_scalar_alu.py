@@ -113,8 +113,8 @@ def test_pairs(execute, text, expected):
 
 
 def test_scc_of_a_minimum_is_taken_before_the_target_is_written(execute):
-    out = execute("s_min_u32 s4, s4, s5", s={4: 7, 5: 3}, out=["s4", "scc"])
-    assert out == {"s4": 3, "scc": 0}
+    out = execute("s_min_u32 s5, s4, s5", s={4: 3, 5: 7}, out=["s5", "scc"])
+    assert out == {"s5": 3, "scc": 1}
 
 
 def test_saveexec_keeps_the_old_mask_and_narrows_the_new(execute):

@@ -110,15 +110,20 @@ def test_waves_that_diverge_meet_again(snippet):
 
 def test_finished_waves_do_not_hold_a_barrier_up(snippet):
     body = """
+	s_load_dwordx2 s[10:11], s[0:1], 0x0
 	v_lshrrev_b32_e32 v1, 6, v0
 	v_readfirstlane_b32 s12, v1
 	s_cmp_eq_u32 s12, 0
 	s_cbranch_scc1 .LBB0_2
 	s_barrier
+	v_lshlrev_b32_e32 v0, 2, v0
+	global_store_dword v0, v1, s[10:11]
 .LBB0_2:
 	s_nop 0"""
     for sched in ("lockstep", "serial"):
-        run(snippet(body, gfx="gfx942", pointers=0, threads=128), (2,), [], sched=sched)
+        out = np.zeros(128, np.uint32)
+        run(snippet(body, gfx="gfx942", pointers=1, threads=128), (2,), [out], sched=sched)
+        assert out.tolist() == [0] * 64 + [1] * 64
 
 
 def test_unknown_schedule_is_refused(snippet):
