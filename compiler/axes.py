@@ -153,10 +153,13 @@ class Space:
         if not self.is_padded(axis):
             return ("size", self.size(axis))
         first, *rest = axis
-        leading = isinstance(first, Rows) or isinstance(first, Cat) and not any(map(self.is_padded, first.parts[:-1]))
+        leading = isinstance(first, Rows) or isinstance(first, Cat) and self._ends_leading(first)
         if leading and not self.is_opaque(axis) and all(isinstance(a, int) for a in rest):
             return ("leading", self.size(axis))
         return ("axis", axis)
+
+    def _ends_leading(self, cat: Cat) -> bool:
+        return not any(map(self.is_padded, cat.parts[:-1])) and self.layout(cat.parts[-1])[0] == "leading"
 
     # ------------------------------------------------------------------------------------------------ views
     def regroup(self, axes: Sequence[Axis], sizes: Sequence[object]) -> list[Axis]:

@@ -10,7 +10,6 @@ import functools
 import importlib.metadata
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,11 +33,13 @@ from capwise.targets import (
     project_defaults,
     split_keys,
 )
+from capwise.usage import usage
 
 P = ParamSpec("P")
 # typer brings its own click or imports the real one, by version; this base class is the same place in both.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 _TEXT_JSON = ("full", "json")
+_EMULATED = ("gfx942", "gfx1201")
 
 app = typer.Typer(
     name="capwise",
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = typer.main.get_command(app).main(args=arguments, prog_name="capwise", standalone_mode=False)
     except _ClickError as error:
-        return _refuse(_usage(error))
+        return _refuse(usage(error))
     except typer.Abort:
         return _refuse("interrupted")
     return status if isinstance(status, int) else 0
@@ -110,27 +111,6 @@ def _step(doing: str, what: str) -> Iterator[None]:
         raise CliError(f"{doing} {what}: {exception_line(error)}") from error
 
 
-def _usage(error: Any) -> str:
-    """A usage error of typer's parser in capwise's words: `check: option '--fromat': expected one of ...`."""
-    ctx, text = getattr(error, "ctx", None), str(error.format_message())
-    if ctx is None:
-        return _sentence(text)
-    path = ctx.command_path.removeprefix("capwise").strip()
-    where = f"{path}: " if path else ""
-    if match := re.match(r"No such command '(.*?)'", text):
-        return where + _expected("command", match[1], list(ctx.command.commands))
-    if text.startswith("No such option"):
-        flags = [name for param in ctx.command.params for name in (*param.opts, *param.secondary_opts)]
-        known = [name for name in (*flags, *ctx.help_option_names) if name.startswith("-")]
-        return where + _expected("option", error.option_name, known)
-    hint = f": expected {error.param.help}" if text.startswith("Missing") else ""
-    return f"{where}{_sentence(text)}{hint}"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].lower()}{text[1:].rstrip('.')}"
-
-
 def _at_least(lowest: int) -> Callable[[Any], int]:
     """A parser of integers that says what it got."""
 
@@ -144,10 +124,6 @@ def _at_least(lowest: int) -> Callable[[Any], int]:
         return number
 
     return parse
-
-
-def _expected(what: str, got: str, choices: Sequence[str]) -> str:
-    return f"{what} {got!r}: expected one of {', '.join(choices)}{nearest(got, choices)}"
 
 
 def _choice(option: str, value: str, choices: Sequence[str]) -> str:
@@ -250,6 +226,7 @@ def verify(
     target: Target,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Repair nothing: shows the damage.")] = False,
     device: Annotated[str, typer.Option(metavar="cpu|cuda|hip-emulated", help="cuda is also ROCm's.")] = "cpu",
+    gfx: Annotated[str | None, typer.Option(metavar="|".join(_EMULATED), help="Which one is emulated.")] = None,
     histories: Annotated[int, typer.Option(metavar="N", parser=_at_least(1), help="How many orders to try.")] = 1,
     seed: Annotated[int, typer.Option(metavar="S", parser=_at_least(0), help="Of histories and poison.")] = 0,
     poison: Annotated[bool, typer.Option(help="Put harmful values into every tail.")] = True,
@@ -258,6 +235,7 @@ def verify(
     """Runs a Case's history eagerly and replayed, and compares outputs and state after every step."""
     _choice("--format", format, _TEXT_JSON)
     _choice("--device", device, ("cpu", "cuda", "hip-emulated"))
+    device = f"{device}:{_choice('--gfx', gfx, _EMULATED)}" if gfx and device == "hip-emulated" else device
     defaults = project_defaults(Path("pyproject.toml"))
     cases, is_list = _load(target)
     results = []
@@ -329,6 +307,31 @@ def _kernel_line(row: dict[str, Any]) -> str:
     head = f"{row['kernel']}({row['arg']}): {'+'.join(row['access'])} {axes} extent {row['extent']}: {row['verdict']}"
     hazards = [f"  {h['code']} {h['verdict']}: needs {h['needs']}" for h in row["hazards"]]
     return "\n".join([f"{short_path(row['file'])}:{row['line']}: {head}", *hazards])
+
+
+@app.command()
+@_command
+def lower(
+    case: Annotated[str | None, typer.Argument(metavar="TARGET", help="Without it: capwise.ops.")] = None,
+    target: Annotated[list[str] | None, typer.Option(metavar="cuda:90", help="A machine; may be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write binaries and a manifest there.")] = None,
+    format: Format = "full",
+) -> int:
+    """Compiles Triton kernels for machines that are not here: what they cost there, and where targets differ."""
+    from capwise.lower.targets import TARGETS
+
+    _choice("--format", format, _TEXT_JSON)
+    known = {t.name: t for t in TARGETS}
+    targets = [known[_choice("--target", name, list(known))] for name in target or known]
+    cases = _load(case)[0] if case is not None else []
+    defaults = project_defaults(Path("pyproject.toml"))
+    with _step("compiling", case or "the kernels of capwise.ops"):
+        from capwise.lower.command import lower_cases, lower_ops, table
+
+        given = [(c, options_for(c, defaults, {})) for c in cases]
+        rows = lower_cases(given, targets, out) if given else lower_ops(targets, out)
+    _emit(_json([row.to_dict() for row in rows]) if format == "json" else table(rows))
+    return int(not all(row.ok for row in rows))
 
 
 @app.command()

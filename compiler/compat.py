@@ -11,7 +11,6 @@ import functools
 import inspect
 import linecache
 import types
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -315,95 +314,14 @@ def restart_with_names(gm: fx.GraphModule, specs: Any) -> None:
 
 
 def resumed_place(gm: fx.GraphModule) -> Any:
-    """A diagnostic where this graph goes on after a graph break: eager Python runs before it."""
-    from capwise.report import Diagnostic
+    """A diagnostic where this graph goes on after a graph break: eager Python runs before it. Dynamo names the code
+    that it makes for the rest of a frame after the line of the break."""
+    from capwise.report import Diagnostic, Span
 
-    context = torch._guards.TracingContext.try_get()
-    stack = list(context.frame_summary_stack) if context is not None else []
-    code = next((f for f in stack if f.name.startswith("torch_dynamo_resume_in")), None)
-    if code is None:
-        compile_id = torch._guards.CompileContext.current_compile_id()
-        if compile_id is None or not _is_resumed(gm):
-            return None
-    from capwise.report import Span
-
-    span = Span(code.filename, code.lineno or 0) if code is not None else Span()
+    translator = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx()
+    code = translator.f_code
+    if not code.co_name.startswith("torch_dynamo_resume_in_"):
+        return None
+    line = code.co_name.rpartition("_at_")[2]
+    span = Span(code.co_filename, int(line) if line.isdigit() else code.co_firstlineno)
     return Diagnostic("CW002", "refuted", "graph", "the graph breaks here", "eager Python runs here", span, "seam")
-
-
-def _is_resumed(gm: fx.GraphModule) -> bool:
-    return any("torch_dynamo_resume_in" in (n.meta.get("stack_trace") or "") for n in gm.graph.nodes)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What Inductor generates, without running or loading it.
-
-
-class _Generated(Exception):  # noqa: N818 - no error: the code is there, the rest of the compile is not wanted
-    pass
-
-
-class _TargetOnly:
-    """A Triton driver that knows a target and has no device."""
-
-    def __init__(self, backend: str, arch: Any, wave: int) -> None:
-        self.about = (backend, arch, wave)
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget(*self.about)
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def get_current_device(self) -> int:
-        return 0
-
-
-@contextlib.contextmanager
-def inductor_code(found: list[str]) -> Iterator[None]:
-    """Inside, what Inductor compiles ends once its code is generated: the code is appended to `found`, and an exception
-    ends the compile, which the caller expects.
-
-    Without a GPU, tensors on the CPU get Triton code too (`cpu_backend`), scheduled as for a CPU. Patched and put back:
-    Inductor's settings, `GraphLowering.codegen`, and Triton's active driver.
-    """
-    from torch._inductor import config
-    from torch._inductor.graph import GraphLowering
-    from triton.runtime import driver
-
-    original, active = GraphLowering.codegen, driver._active
-
-    def codegen(graph: Any) -> Any:
-        with config.patch({"triton.autotune_at_compile_time": False}):  # standalone_compile sets it
-            code = original(graph)[0]
-        found.append(getattr(code, "value", code))
-        raise _Generated
-
-    functorch = torch._functorch.config
-    with config.patch(cpu_backend="triton", fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
-        try:
-            GraphLowering.codegen = codegen
-            if not torch.cuda.is_available():
-                driver.set_active(_TargetOnly("cuda", 90, 32))
-            yield
-        finally:
-            GraphLowering.codegen = original
-            driver._active = active
-
-
-@contextlib.contextmanager
-def without_device_driver() -> Iterator[None]:
-    """Inside, modules of generated kernels can be executed where no device is: they ask Triton for its driver."""
-    from triton.runtime import driver
-
-    active = driver._active
-    try:
-        if not torch.cuda.is_available():
-            driver.set_active(_TargetOnly("cuda", 90, 32))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            yield
-    finally:
-        driver._active = active

@@ -88,6 +88,7 @@ class CompiledModel:
         self.admission = Admission(model, options)
         self.report.assumptions = self.admission.assumptions
         self.variants: dict[tuple[Any, ...], Variant] = {}
+        self._all: list[Variant] = []
         self._tickets: dict[tuple[Any, ...], Ticket] = {}
         self._compiled: dict[bool, Callable[..., Any]] = {}
         self._named: Named | None = None
@@ -139,7 +140,7 @@ class CompiledModel:
 
     @property
     def programs(self) -> list[Program]:
-        return [p for v in self.variants.values() for p in v.programs]
+        return [p for v in self._all for p in v.programs]
 
     def _ticket(self, variant: Variant, extents: dict[str, int]) -> Ticket:
         at = choose_key(self.admission.keys, extents)
@@ -191,7 +192,7 @@ class CompiledModel:
         programs = []
         for i, key in enumerate(admission.keys):
             traced = to_aten(gm, admission.specs, strict=unbacked)
-            name = f"{type(self.model).__name__}.{len(self.variants)}.{i}"
+            name = f"{type(self.model).__name__}.{len(self._all)}.{i}"
             programs.append(build(traced, self.options, key, admission.capacity, name, strided, self.keep_texts))
         for program in programs:
             self.report.merge(program.report)
@@ -199,6 +200,7 @@ class CompiledModel:
                 dump(program, self.options.dump)
         variant = self._variant(programs, gm)
         variant.direct = unbacked
+        self._all.append(variant)
 
         def runner(*args: Any) -> Any:
             self._last = variant
@@ -209,8 +211,6 @@ class CompiledModel:
             self._outs = ticket.executor.step(self._batch, ticket.live, ticket.captured)
             return self._outs
 
-        if self._only_trace:
-            self.variants.setdefault(("trace", len(self.variants)), variant)
         return runner
 
     def _variant(self, programs: list[Program], gm: fx.GraphModule) -> Variant:

@@ -18,7 +18,7 @@ from capwise import compat
 from capwise.admission import DEFAULT_CAPACITY, OTHER_CAPACITY
 from capwise.axes import as_expr
 from capwise.build import build, capture_mode, lowered
-from capwise.labels import InputError, Spec, normalise
+from capwise.labels import Dim, InputError, Spec, normalise
 from capwise.options import Key, Options
 from capwise.program import Program
 from capwise.report import Report
@@ -38,7 +38,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], values: Mapping[s
         OptionError: an unknown option.
     """
     options = Options.make(values)
-    specs = normalise(options.inputs)
+    specs = normalise(options.inputs) if options.inputs is not None else _literal_specs(gm)
     compat.restart_with_names(gm, specs)
     runner = _Runner(gm, options, specs)
     for diagnostic in runner.report:
@@ -66,6 +66,10 @@ class _Runner:
             program = build(one, options, key, self.capacity, f"graph.{i}", frozenset())
             self.report.merge(program.report)
             self.executors.append(self._executor(program, arena))
+        self.misses = 0
+        self.places: dict[str, tuple[Any, ...]] = {}
+        self.statics = [n for n, s in _inputs(self.executors[0].program).items() if s is None or s.kind == "buffer"]
+        self.unnamed = _has_unnamed_sizes(gm, traced[0].symbols)
         self.names = [argument_of(p) for p in gm.graph.find_nodes(op="placeholder")]
         self.sources = [compat.source_of(p) for p in gm.graph.find_nodes(op="placeholder")]
 
@@ -88,15 +92,54 @@ class _Runner:
         self._bind_state(executor, args)
         key = self.keys[at]
         captured = captured_extents(key, extents, self.options.capture_sizes, self.capacity)
-        return executor.step(batch, extents, captured)
+        return executor.step(batch, extents, captured if self._may_replay(batch) else None)
+
+    def _may_replay(self, batch: Mapping[str, Any]) -> bool:
+        """Whether a recording serves this batch: every size has a name, and what is handed over as it is has not
+        moved."""
+        if self.unnamed:
+            return False
+        for name in self.statics:
+            now = (batch[name].data_ptr(), batch[name].stride())
+            if self.places.setdefault(name, now) != now:
+                if not self.misses:
+                    log.warning("CW301: input %r moved, which is not staged: name it in inputs={...}", name)
+                self.misses += 1
+                return False
+        return True
 
     def _bind_state(self, executor: Executor, args: Sequence[Any]) -> None:
-        if executor.state:
-            return
         by_source = dict(zip(self.sources, args))
-        for name, arrival in executor.program.arrivals.items():
-            if arrival.kind == "state":
-                executor.state[name] = by_source[arrival.source]
+        arrivals = executor.program.arrivals.items()
+        state = {name: by_source[a.source] for name, a in arrivals if a.kind == "state"}
+        if any(executor.state.get(name) is not tensor for name, tensor in state.items()):
+            executor.rebind(state)
+
+
+def _literal_specs(gm: fx.GraphModule) -> dict[str, Spec]:
+    """Nobody named an axis: inputs are staged at the sizes of this graph, which Dynamo guards."""
+    specs = {}
+    for node in gm.graph.find_nodes(op="placeholder"):
+        name = argument_of(node)
+        if name is not None:
+            specs[name] = Spec(name, "staged", (Dim(None, offset=None),) * node.meta["example_value"].dim())
+    return specs
+
+
+def _inputs(program: Program) -> dict[str, Spec | None]:
+    """The arguments that a program reads, with their descriptions."""
+    return {a.name: program.specs.get(a.name) for a in program.arrivals.values() if a.kind == "input"}
+
+
+def _has_unnamed_sizes(gm: fx.GraphModule, symbols: Mapping[str, Any]) -> bool:
+    """Whether some input has a size that Dynamo made dynamic by itself: no bucket is known for it."""
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta["example_value"]
+        sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+        free = set().union(*[as_expr(s).free_symbols for s in sizes if not isinstance(s, (int, float))])
+        if free - set(symbols.values()):
+            return True
+    return False
 
 
 def _extent(value: Any, dim: int | None) -> int:

@@ -73,6 +73,7 @@ class Named(torch.nn.Module):
         super().__init__()
         self.model = model
         self._dims = {n: s.dims for n, s in specs.items() if s.kind in ("staged", "buffer", "int")}
+        self._live = {n: s.symbols[0] for n, s in specs.items() if s.kind == "live"}
         self._bounds = dict(bounds)
 
     def forward(self, batch: dict[str, Any]) -> Any:
@@ -96,7 +97,9 @@ class Named(torch.nn.Module):
                     low, high = self._bounds[dim.symbol]
                     _state(size >= low * dim.scale + offset)
                     _state(size <= high * dim.scale + offset)
-        return self.model(**batch)
+        # A live extent given as an int is the extent itself: it was checked to be.
+        live = {n: known[s] for n, s in self._live.items() if isinstance(batch.get(n), int) and s in known}
+        return self.model(**{**batch, **live})
 
 
 def ordered(specs: Mapping[str, Spec]) -> dict[str, Spec]:

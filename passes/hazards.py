@@ -8,6 +8,7 @@ from torch import fx
 
 from capwise.compilation import CompilerPass
 from capwise.facts import fact, facts, has_fact
+from capwise.program import is_free
 from capwise.report import Diagnostic, PathStep
 from capwise.trace import span_of
 from capwise.transfer.flow import Hazard, show_value
@@ -121,8 +122,7 @@ class Hazards(CompilerPass):
         for node in graph.nodes:
             if not facts(node).eager or not has_fact(node):
                 continue
-            users = [u for u in node.users if u.op == "call_function" and not facts(u).eager]
-            if users and fact(node).origin == "eager":
+            if fact(node).origin == "eager" and _is_read_captured(node):
                 self.state.report.add(
                     Diagnostic(
                         "CW301",
@@ -135,6 +135,15 @@ class Hazards(CompilerPass):
                         op=str(node.target),
                     )
                 )
+
+
+def _is_read_captured(node: fx.Node) -> bool:
+    """Whether some captured op reads a value, seen through views."""
+    return any(
+        _is_read_captured(user) if is_free(user) else not facts(user).eager
+        for user in node.users
+        if user.op == "call_function"
+    )
 
 
 def _unique(hazards: Iterable[Hazard]) -> Iterable[Hazard]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import sympy
 import torch
 from torch import fx
 
-from capwise.axes import as_expr
 from capwise.compilation import CompilerPass
-from capwise.facts import fact, facts, has_fact, is_tensor, val
-from capwise.ops import aten
+from capwise.facts import fact, facts, has_fact, val
 from capwise.ops import contract as c
 from capwise.transfer.flow import SEAM, Hazard, Remedy
+from capwise.transfer.strides import is_dense, is_satisfied, needs
 
 
 class Layout(CompilerPass):
@@ -28,11 +23,8 @@ class Layout(CompilerPass):
 
     def run(self, graph: fx.Graph) -> bool:
         for node in graph.nodes:
-            found = facts(node).found
-            contract = found.contract if found is not None else None
-            if contract is not None:
-                for name, need, arg in _needs(node, contract):
-                    self._check(node, name, need, arg)
+            for name, need, arg in needs(node):
+                self._check(node, name, need, arg)
         self._guarded(graph)
         return False
 
@@ -40,7 +32,7 @@ class Layout(CompilerPass):
         value = val(arg)
         if isinstance(need, c.Frozen):
             self._frozen(node, name, arg)
-        elif not _satisfied(need, value):
+        elif not is_satisfied(need, value):
             self._report(node, name, need, arg, value)
         elif fact(arg).source in self.state.strided and fact(arg).origin == "staged":
             stage = Remedy("stage", "stage into a dense buffer")
@@ -75,7 +67,7 @@ class Layout(CompilerPass):
         """Strided tensors that are handed over as they are: a replay must find the strides of capture."""
         for node in graph.nodes:
             if node.op == "placeholder" and has_fact(node) and node.users and fact(node).origin in ("buffer", "static"):
-                if not _dense(val(node)):
+                if not is_dense(val(node)):
                     self._guard(next(iter(node.users)), node, f"{fact(node).source} is handed over with its strides")
 
     def _guard(self, node: fx.Node, arg: fx.Node, label: str) -> None:
@@ -84,49 +76,3 @@ class Layout(CompilerPass):
         hazard.chosen = remedies[0] if self.state.options.repair != "none" else None
         hazard.verdict = "assumed"
         self.state.hazards.append(hazard)
-
-
-def _needs(node: fx.Node, contract: c.Contract) -> Iterator[tuple[str, c.Stride, fx.Node]]:
-    op = node.target
-    assert isinstance(op, torch._ops.OpOverload)
-    for name, need in contract.strides.items():
-        arg = aten.argument(op, node.args, node.kwargs, name)
-        if isinstance(arg, fx.Node) and is_tensor(arg):
-            yield name, need, arg
-
-
-def _satisfied(need: c.Stride, value: torch.Tensor) -> bool:
-    if isinstance(need, c.Contiguous):
-        return _dense(value)
-    last = value.dim() - 1
-    return value.dim() == 0 or _is(value.shape[last], 1) or _is(value.stride(last), 1)
-
-
-def _dense(value: torch.Tensor) -> bool:
-    """Row-major with no gaps, shown without guarding on symbols."""
-    expected: Any = 1
-    for size, stride in reversed(list(zip(value.shape, value.stride()))):
-        if not _is(size, 1) and not _same(stride, expected):
-            return False
-        expected = size * expected
-    return True
-
-
-def _is(size: object, number: int) -> bool:
-    return isinstance(size, int) and size == number
-
-
-def _same(a: object, b: object) -> bool:
-    x, y = as_expr(a), as_expr(b)
-    if x == y:
-        return True
-    # Torch writes strides as products of Max(1, size): with no empty axis that is the size.
-    return bool(x.replace(_is_max, _size_of).expand() == y.replace(_is_max, _size_of).expand())
-
-
-def _is_max(expr: sympy.Basic) -> bool:
-    return type(expr).__name__ == "Max" and len(expr.args) == 2 and sympy.Integer(1) in expr.args
-
-
-def _size_of(expr: sympy.Basic) -> sympy.Basic:
-    return next(arg for arg in expr.args if arg != 1)

@@ -75,15 +75,23 @@ class Frame:
     def start(self, loop: Loop) -> None:
         """First iteration: trip 0, carried values at their first."""
         self.forget()
-        first = {node: self.value(init, loop.shapes[node]) for node, (init, _) in loop.carried.items()}
-        self.live.update({_slot(n): np.broadcast_to(v, loop.shapes[n]) for n, v in first.items()})
+        self._carry(loop, {node: init for node, (init, _) in loop.carried.items()})
         self.live[_slot(loop.trip)] = np.zeros((), dtype=np.int64)
         self.forget()
 
+    def _carry(self, loop: Loop, polys: Mapping[Node, Poly]) -> None:
+        """New carried values, all from the old ones; one that is not followed has none, and matters only if used."""
+        fresh: dict[Node, Numbers] = {}
+        for node, poly in polys.items():
+            try:
+                fresh[node] = np.broadcast_to(self.value(poly, loop.shapes[node]), loop.shapes[node])
+            except NotFollowed:
+                self.live.pop(_slot(node), None)
+        self.live.update({_slot(node): value for node, value in fresh.items()})
+
     def advance(self, loop: Loop) -> None:
         """Next iteration."""
-        after = {node: self.value(step, loop.shapes[node]) for node, (_, step) in loop.carried.items()}
-        self.live.update({_slot(n): np.broadcast_to(v, loop.shapes[n]) for n, v in after.items()})
+        self._carry(loop, {node: step for node, (_, step) in loop.carried.items()})
         self.live[_slot(loop.trip)] = self.live[_slot(loop.trip)] + 1
         self.forget()
         self.steps += 1
@@ -160,11 +168,15 @@ def _exit(frame: Frame, node: Node, shape: tuple[int, ...]) -> Numbers:
     loop = frame.table[ident]
     saved, memo = dict(frame.live), frame._memo
     frame._memo = {}
-    frame.start(loop)
-    while frame.going(loop):
-        frame.advance(loop)
-    result = frame.live[_slot(loop.trip)] if position == -1 else frame.live[ident, position, part]
-    frame.live, frame._memo = saved, memo
+    try:
+        frame.start(loop)
+        while frame.going(loop):
+            frame.advance(loop)
+        result = frame.live.get(_slot(loop.trip) if position == -1 else (ident, position, part))
+    finally:
+        frame.live, frame._memo = saved, memo
+    if result is None:
+        raise NotFollowed("a value that is not followed, at the end of a loop")
     return _element(frame, node, result, shape)
 
 

@@ -147,15 +147,14 @@ class Poly:
 
 def addressing(poly: Poly) -> set[Node]:
     """Leaves that an integer is made of; what only chooses between values (conditions, masks) is left out."""
-    out: set[Node] = set()
-    todo = list(poly.nodes())
+    seen: set[Node] = set()
+    todo = poly.nodes()
     while todo:
         node = todo.pop()
-        if node.op in LEAVES:
-            out.add(node)
+        seen.add(node)
         parts = [node.args[1]] if node.op == "load" else node.args[1:] if node.op == "ite" else node.args
-        todo += [n for p in parts if isinstance(p, Poly) for n in p.nodes()]
-    return out
+        todo |= {n for p in parts if isinstance(p, Poly) for n in p.nodes()} - seen
+    return {node for node in seen if node.op in LEAVES}
 
 
 def by_itself(a: Poly, b: Poly) -> Poly | None:

@@ -8,7 +8,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,10 @@ class Artifact:
         threads: of a block, along x.
         shared: bytes of dynamic shared memory.
         scratch_bytes: of global scratch a block.
+        recorded_at: extents the constants were chosen at. The grid holds for others; a constant that bounds how many
+            requests a launch takes (`BLOCK_R`, `ROUNDS`) does for this many at most. Empty where it is not known.
+        assumes: argument -> what it was compiled for: `tt.divisibility` (of an address or a number), `tt.pointer_range`
+            (bits of an offset in bytes). A launch that breaks one computes something else.
     """
 
     kernel: str
@@ -47,6 +51,8 @@ class Artifact:
     num_ctas: int
     cooperative: bool
     scratch_bytes: int
+    recorded_at: dict[str, int]
+    assumes: dict[str, dict[str, int]]
 
     def grid_at(self, **values: int) -> tuple[int, int, int]:
         """The grid at these extents; raises ManifestError for a name without a value."""
@@ -55,12 +61,26 @@ class Artifact:
         return x, y, z
 
 
-def write_artifacts(rows: Iterable[LowerRow], out_dir: Path, grids: Mapping[str, Sequence[str]] | None = None) -> Path:
+@dataclass(frozen=True)
+class Conditions:
+    """What a kernel's binary rests on; see `Artifact.recorded_at` and `Artifact.assumes`."""
+
+    recorded_at: Mapping[str, int] = field(default_factory=dict)
+    assumes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def write_artifacts(
+    rows: Iterable[LowerRow],
+    out_dir: Path,
+    grids: Mapping[str, Sequence[str]] | None = None,
+    conditions: Mapping[str, Conditions] | None = None,
+) -> Path:
     """Writes the rows that compiled, and `manifest.json`.
 
     Args:
         grids: kernel -> grid expressions in T, R and the kernel's constants (`"cdiv(T, BLOCK)"`), in place of the
             spec's.
+        conditions: kernel -> what its launch rests on.
 
     Returns: the manifest's path.
 
@@ -68,13 +88,18 @@ def write_artifacts(rows: Iterable[LowerRow], out_dir: Path, grids: Mapping[str,
         ManifestError: a row without a grid, or an expression that is none.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    kernels = [_entry(row, out_dir, (grids or {}).get(row.kernel)) for row in rows if row.ok]
+    grids, conditions = grids or {}, conditions or {}
+    kernels = [
+        _entry(row, out_dir, grids.get(row.kernel), conditions.get(row.kernel, Conditions())) for row in rows if row.ok
+    ]
     path = out_dir / "manifest.json"
     path.write_text(json.dumps({"version": VERSION, "kernels": kernels}, indent=1) + "\n")
     return path
 
 
-def _entry(row: LowerRow, out_dir: Path, grid: Sequence[str] | None) -> dict[str, Any]:
+def _entry(
+    row: LowerRow, out_dir: Path, grid: Sequence[str] | None, conditions: Conditions
+) -> dict[str, Any]:
     launch = row.launch
     assert launch is not None
     grid = list(grid or launch.grid)
@@ -101,6 +126,8 @@ def _entry(row: LowerRow, out_dir: Path, grid: Sequence[str] | None) -> dict[str
         "num_ctas": launch.num_ctas,
         "cooperative": launch.cooperative,
         "scratch_bytes": launch.scratch[0],
+        "recorded_at": dict(conditions.recorded_at),
+        "assumes": {name: dict(known) for name, known in conditions.assumes.items()},
     }
 
 
@@ -119,6 +146,8 @@ _FIELDS: dict[str, type] = {
     "num_ctas": int,
     "cooperative": bool,
     "scratch_bytes": int,
+    "recorded_at": dict,
+    "assumes": dict,
 }
 
 

@@ -1,7 +1,7 @@
 """The Triton kernels that Inductor generates for a Program's pieces, as specs to compile for any target.
 
-Without a GPU they are what Inductor emits for tensors on a CPU when told to write Triton: its scheduling for a CPU, not
-what a GPU run would emit. The table says so. A kernel's tile sizes are the first of the choices that Inductor would time.
+Without a GPU they are what Inductor emits for tensors on a CPU when told to write Triton: its scheduling for a CPU,
+not what a GPU run would emit. Their names say so. A kernel's tile sizes are the first choice that Inductor would time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import sympy
 import torch
 
-from capwise import compat
 from capwise.lower.binding import bind
 from capwise.lower.errors import LoweringError
+from capwise.lower.inductor_code import a_driver, inductor_code
 from capwise.lower.retrace import Traced, compile_traced, retrace
 from capwise.lower.triton_aot import KernelSpec
 from capwise.program import Program, Step
@@ -33,21 +33,15 @@ def origin() -> str:
     return "Inductor" if torch.cuda.is_available() else "Inductor, CPU scheduling"
 
 
-def program_kernels(program: Program, extents: Mapping[str, int], folder: Path) -> list[KernelSpec]:
-    """The kernels of every piece; their modules are written into `folder`, where a compiler process finds them.
+def piece_kernels(program: Program, step: Step, extents: Mapping[str, int], folder: Path) -> list[KernelSpec]:
+    """The kernels of one piece; their modules are written into `folder`, where a compiler process finds them.
 
     Args:
         extents: the bucket that sizes are tuned for.
 
     Raises:
-        LoweringError: a piece that Inductor does not lower.
+        LoweringError: Inductor does not lower the piece.
     """
-    known = {s: extents[s] for s in program.space.sympy if s in extents}
-    return [spec for step in program.pieces for spec in piece_kernels(program, step, known, folder)]
-
-
-def piece_kernels(program: Program, step: Step, extents: Mapping[str, int], folder: Path) -> list[KernelSpec]:
-    """The kernels of one piece; see `program_kernels`."""
     binding = bind(step.module, program.space.sympy)
     traced = retrace(binding, binding.pick(extents), dynamic=True)
     symbols = {str(e): name for name, e in zip(binding.names, traced.symbols)}
@@ -59,7 +53,7 @@ def piece_kernels(program: Program, step: Step, extents: Mapping[str, int], fold
 
 def _generate(traced: Traced) -> str:
     found: list[str] = []
-    with compat.inductor_code(found):
+    with inductor_code(found):
         try:
             compile_traced(traced)
         except LoweringError:
@@ -96,7 +90,7 @@ def _execute(file: Path, name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
-        with compat.without_device_driver():
+        with a_driver():
             spec.loader.exec_module(module)
     finally:
         del sys.modules[spec.name]

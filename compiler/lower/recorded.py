@@ -16,7 +16,7 @@ from capwise.ops.samples import CALLS, Sizes, sample
 
 @dataclass(frozen=True)
 class Recorded:
-    """One launch: the kernel, its grid, its arguments by name (constexprs and launch options too), and at which T, R."""
+    """One launch at some extents; `bound` holds the kernel's arguments, constexprs and launch options by name."""
 
     kernel: Any
     grid: tuple[int, ...]

@@ -33,6 +33,7 @@ class Bound:
     recordings: dict[str, Any] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
     live: dict[str, int] = field(default_factory=dict)
+    batch: Batch = field(default_factory=dict)
     scalars: dict[str, torch.Tensor] = field(default_factory=dict)
     staged: list[tuple[str, torch.Tensor, tuple[int, ...]]] = field(default_factory=list)
     fills: list[TailFill] = field(default_factory=list)
@@ -83,7 +84,7 @@ class Executor:
         bound = self.bound.get(key)
         if bound is None:
             return self._first(key, batch, extents, dict(captured))
-        bound.live = dict(extents)
+        bound.live, bound.batch = dict(extents), batch
         self._stage(bound, batch)
         for call in bound.calls:
             call()
@@ -92,7 +93,7 @@ class Executor:
     def _first(self, key: tuple[int, ...], batch: Batch, extents: Extents, captured: dict[str, int]) -> list[Any]:
         """Binds a bucket while running its first step. A tape records as it runs. A device graph records without
         running, so the step runs once as it is, and is recorded afterwards: state moves on exactly once."""
-        bound = Bound(captured, dict(self.state), live=dict(extents))
+        bound = Bound(captured, dict(self.state), live=dict(extents), batch=batch)
         self._bind_inputs(bound, batch)
         self._stage(bound, batch)
         if bound.fills:
@@ -240,9 +241,10 @@ class Executor:
 
     def _seam_call(self, bound: Bound, one: Step) -> Callable[[], None]:
         module = one.module
+        own = one.name == "views"
 
         def call() -> None:
-            args = [self._live_argument(bound, n) for n in one.inputs]
+            args = [self._caller_argument(bound, n) if own else self._live_argument(bound, n) for n in one.inputs]
             with torch.no_grad():
                 outs = module(*args)
             for name, argument in zip(one.inputs, args):
@@ -252,6 +254,13 @@ class Executor:
                 self._keep(bound, name, out)
 
         return call
+
+    def _caller_argument(self, bound: Bound, name: str) -> Any:
+        """What a returned view looks at: the caller's own tensor, not its copy in the arena."""
+        arrival = self.program.arrivals.get(name)
+        if arrival is not None and arrival.kind == "input":
+            return bound.batch[arrival.name]
+        return self._live_argument(bound, name)
 
     def _live_argument(self, bound: Bound, name: str) -> Any:
         if name in bound.raw:

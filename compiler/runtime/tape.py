@@ -125,7 +125,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        self._refuse_syncs(func, args)
+        self._refuse_syncs(func, args, kwargs)
         body = compat.custom_op_body(func, "cpu") if func.namespace not in ("aten", "prims", "prim") else None
         if body is not None:
             with self:
@@ -139,10 +139,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tape.keep.append((args, kwargs, outs))
         return out
 
-    def _refuse_syncs(self, func: Any, args: tuple[Any, ...]) -> None:
-        masks = [a for a in tree_leaves(args[1:2]) if isinstance(a, torch.Tensor) and a.dtype == torch.bool]
-        by_mask = aten.base_name(func) in ("index", "index_put") and masks
-        dynamic = torch.Tag.dynamic_output_shape in func.tags and not _has_fixed_output(func, args)
+    def _refuse_syncs(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        masks = [a for a in tree_leaves(args[1:2]) if isinstance(a, torch.Tensor) and a.dtype in _MASKS]
+        by_mask = aten.base_name(func) in _INDEXED and masks
+        dynamic = torch.Tag.dynamic_output_shape in func.tags and not _has_fixed_output(func, kwargs)
         if aten.syncs(func) or by_mask or dynamic:
             raise CaptureError(f"{func} syncs with the host and cannot be recorded{self.place}")
 
@@ -154,9 +154,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tape.keep.append(bound)
 
 
-def _has_fixed_output(func: Any, args: tuple[Any, ...]) -> bool:
+# An index by a mask counts its true elements on the host; uint8 is the old spelling of a mask.
+_MASKS = (torch.bool, torch.uint8)
+_INDEXED = ("index", "index_put", "_unsafe_index_put")
+
+
+def _has_fixed_output(func: Any, kwargs: Mapping[str, Any]) -> bool:
     """Tagged for some calls only: an index by integers, a repeat whose total is given."""
-    return aten.base_name(func) in ("index", "index_put", "_unsafe_index_put", "repeat_interleave")
+    name = aten.base_name(func)
+    return name in _INDEXED or name == "repeat_interleave" and kwargs.get("output_size") is not None
 
 
 def _is_view(func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> bool:

@@ -161,7 +161,7 @@ class Flow:
 
     def make_eager(self, node: fx.Node, code: str) -> None:
         record = facts(node)
-        if not record.eager:
+        if not record.eager and self.repair != "none":
             record.eager, record.why_eager = True, code
 
     def is_eager(self, node: fx.Node) -> bool:
@@ -276,7 +276,7 @@ class Flow:
     def want_in_range(self, node: fx.Node, index: fx.Node, extent: object, what: str) -> None:
         """Every padded row of `index` must be a row of an axis of this extent."""
         value = fact(index)
-        if value.low is not None and value.low >= 0 and value.below is not None and value.below == as_expr(extent):
+        if self.is_bounded(index, extent):
             return
         for dim in self.padded_dims(value):
             tail = value.tails[dim]
@@ -293,6 +293,13 @@ class Flow:
                 label=f"tail rows of {index.name} index {what}",
                 notes=("negative rows wrap to the last row, and too large ones fault",),
             )
+
+    def is_bounded(self, index: fx.Node, extent: object) -> bool:
+        """Whether every element, of padded rows too, is proved to be a row of an axis of this extent."""
+        value = fact(index)
+        if value.low is None or value.low < 0 or value.below is None:
+            return False
+        return value.below == as_expr(extent)
 
     def _in_range(self, tail: Tail, extent: object) -> bool:
         number = tail.constant

@@ -29,7 +29,7 @@ def analyse(state: Compilation, fills: Mapping[str, Value], eager: Mapping[fx.No
         set_inputs(state, fills, flow)
         drive(flow, state.graph)
         grown = {node: "" for node in unsliceable(state.space, state.graph)}
-        if not grown:
+        if not grown or flow.repair == "none":
             return flow
         known = {**known, **grown}
 

@@ -246,9 +246,11 @@ def _neutral_write(
         source_place = None
     accumulate = row.neutral is not None or row.how == "index_put" and bool(_arg(node, "accumulate", False))
     add = accumulate and row.how in ("index_put", "index_add", "scatter_add")
-    if _already(flow, places, source_place, add):
+    dims = {i: d for d, i in indices}
+    extents = [val(target).shape[dims[i]] for i, _ in places]
+    if _already(flow, places, source_place, add, extents):
         return
-    remedies = _write_remedies(flow, row, places, source_place, add, source)
+    remedies = _write_remedies(flow, row, places, source_place, add, extents)
     _report_write(flow, node, target, owned, places, remedies)
 
 
@@ -285,19 +287,26 @@ def _source_place(
     return (source, mine)
 
 
+def _is_safe(flow: Flow, index: fx.Node, dim: int, extent: object) -> bool:
+    """Whether the tail of an index holds rows that exist."""
+    tail = fact(index).tails[dim]
+    return tail.own or tail.is_value(0) or flow.is_bounded(index, extent)
+
+
 def _already(
-    flow: Flow, places: Sequence[tuple[fx.Node, Any]], source: tuple[fx.Node, int | None] | None, add: bool
-) -> bool:
+    flow: Flow, places: Sequence[tuple[fx.Node, Any]], source: tuple[fx.Node, int | None] | None, add: bool,
+    extents: Sequence[object],
+) -> bool:  # fmt: skip
     indices_own = all(fact(i).tails[m].own for i, m in places)
     if add:
         zero = source is not None and source[1] is not None and fact(source[0]).tails[source[1]].is_value(0)
-        return zero and all(fact(i).tails[m].own or fact(i).tails[m].is_value(0) for i, m in places)
+        return zero and all(_is_safe(flow, i, m, e) for (i, m), e in zip(places, extents))
     return indices_own and (source is None or source[1] is None or fact(source[0]).tails[source[1]].own)
 
 
 def _write_remedies(
     flow: Flow, row: aten.Row, places: Sequence[tuple[fx.Node, Any]], source: tuple[fx.Node, int | None] | None,
-    add: bool, value: Any,
+    add: bool, extents: Sequence[object],
 ) -> list[Remedy]:  # fmt: skip
     remedies: list[Remedy] = []
     for index, mine in places:
@@ -308,7 +317,7 @@ def _write_remedies(
     if source is not None and source[1] is not None:
         fillable = fillable and flow.can_fill(source[0], source[1])
     if fillable and add and source is not None and source[1] is not None:
-        fixes = [Fix(i, m, 0) for i, m in places if not fact(i).tails[m].own and not fact(i).tails[m].is_value(0)]
+        fixes = [Fix(i, m, 0) for (i, m), e in zip(places, extents) if not _is_safe(flow, i, m, e)]
         zero = -0.0 if val(source[0]).dtype.is_floating_point else 0
         remedies.append(Remedy("fill", "fill 0", (*fixes, Fix(source[0], source[1], zero)), cost=0.2))
     elif fillable and not add and row.how != "scatter_reduce":

@@ -163,7 +163,7 @@ def test_an_output_has_the_strides_that_eager_gives_it(rows):
         assert all(_equal(g, w) for g, w in zip(got, want))
 
 
-# ---------------------------------------------------------------------------------------------------------- side effects
+# ---------------------------------------------------------------------------------------------------------- effects
 class Remembers(nn.Module):
     def forward(self, x):
         self.last = x * 2
@@ -337,7 +337,9 @@ def test_an_input_that_the_model_writes_is_written_live(capture, rows):
 def test_a_strided_input_is_taken_as_it_is(rows):
     model = _compile(lambda x, s: x.sum() + s, {"s": ("R",)})
     for stride in (1, 2, 4, 1):
-        column = torch.arange(12.0).view(3, 4)[:, ::4][:, 0] if stride == 4 else torch.arange(12.0)[: 3 * stride : stride]
+        column = (
+            torch.arange(12.0).view(3, 4)[:, ::4][:, 0] if stride == 4 else torch.arange(12.0)[: 3 * stride : stride]
+        )
         assert torch.equal(model(x=rows(2), s=column), rows(2).sum() + column)
 
 

@@ -235,8 +235,8 @@ def test_graph_prints_programs_after_a_pass(backend: Backend, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["chek"], "command 'chek': expected one of check, verify, graph, kernels, explain, rules, demo, env; "
-                   "did you mean 'check'?"),
+        (["chek"], "command 'chek': expected one of check, verify, graph, kernels, lower, explain, rules, "
+                   "demo, env; did you mean 'check'?"),
         (["check", "t.py:one", "--fromat", "json"], "check: option '--fromat': expected one of --format, "
          "--out, --fail-on, --max-seams, --strict, --key, --repair, --dump, --help; did you mean '--format'?"),
         (["check", "t.py:one", "--format", "jsn"], "option '--format': expected one of full, concise, json, github, "

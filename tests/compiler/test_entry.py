@@ -10,7 +10,13 @@ from torch import nn
 
 from capwise import entry
 
-SETTINGS = {"inputs": {"x": ("T", 4)}, "capture": "tape", "lower": "eager", "capture_sizes": (4, 8), "capacity": {"T": 32}}
+SETTINGS = {
+    "inputs": {"x": ("T", 4)},
+    "capture": "tape",
+    "lower": "eager",
+    "capture_sizes": (4, 8),
+    "capacity": {"T": 32},
+}
 
 
 def _compile(model, **more):

@@ -69,7 +69,12 @@ def test_descriptions_print_as_they_are_written():
 # ---------------------------------------------------------------------------------------------------------- batches
 @given(st.integers(1, 20), st.integers(0, 8), st.integers(0, 50))
 def test_extents_are_bound(tokens, requests, number):
-    batch = {"x": torch.ones(tokens, 4), "starts": torch.ones(requests + 1), "pairs": torch.ones(2 * tokens), "n": number}
+    batch = {
+        "x": torch.ones(tokens, 4),
+        "starts": torch.ones(requests + 1),
+        "pairs": torch.ones(2 * tokens),
+        "n": number,
+    }
     assert bind_extents(SPECS, batch) == {"T": tokens, "R": requests, "Q": number}
 
 
@@ -144,7 +149,10 @@ def _good(tokens=3):
         ({"x": torch.ones(0, 4)}, r"T: expected an extent from 1 to (its )?capacity 32; got 0"),
         ({"x": torch.ones(3, 5)}, r"x dimension 1: expected 4; got 5"),
         ({"scale": torch.ones(3)}, r"(scale|starts) dimension 0: expected \d .* got \d"),
-        ({"starts": torch.arange(5), "scale": torch.ones(4)}, r"R: expected an extent from 1 to (its )?capacity 3; got 4"),
+        (
+            {"starts": torch.arange(5), "scale": torch.ones(4)},
+            r"R: expected an extent from 1 to (its )?capacity 3; got 4",
+        ),
         ({"starts": torch.tensor([0, 3, 1])}, r"starts: expected boundaries that do not decrease"),
         ({"x": None}, r"x: expected"),
         ({"other": torch.ones(3)}, r"other.*expected.*x, starts, scale"),

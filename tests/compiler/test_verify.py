@@ -76,7 +76,7 @@ def test_a_naive_engine_cannot_record_a_sync(name):
     assert _kinds(result) == {"capture"} and capwise.verify(FOOTGUNS[name].case()).ok
 
 
-NAIVELY_WRONG = [n for n, f in FOOTGUNS.items() if f.code not in ("CW001", "CW101")]
+NAIVELY_WRONG = ["row of a token", "write to slots", "stale boundaries", "last token"]
 
 
 @pytest.mark.parametrize("name", NAIVELY_WRONG)
@@ -113,9 +113,7 @@ def test_json_is_as_documented(make_case):
     data = json.loads(json.dumps(result.to_dict()))
     assert list(data) == ["version", "case", "steps", "ok", "mismatches"]
     assert (data["version"], data["case"], data["steps"], data["ok"]) == (1, "case", 3, False)
-    assert all(
-        set(m) == {"step", "what", "kind", "rows", "expected", "got", "tolerance"} for m in data["mismatches"]
-    )
+    assert all(set(m) == {"step", "what", "kind", "rows", "expected", "got", "tolerance"} for m in data["mismatches"])
     assert data["mismatches"][0]["rows"] == list(range(6)) and data["mismatches"][0]["tolerance"] == 5e-4
 
 

@@ -34,14 +34,17 @@ def test_float_arithmetic_is_done_again_on_the_device(make_case, around, text, r
     case = make_case(lambda x: x * (1.0 / x.shape[0]))
     before, after = around(case, "device_scalar")
     assert "live_t" not in before
-    assert text(
-        """
+    assert (
+        text(
+            """
         %2 = aten._to_copy.default(live_t, dtype=torch.float64)
         %3 = aten.full.default([], 1.0)
         %4 = aten.div.Tensor(%3, %2)
         %5 = aten.mul.Tensor(x, %4)  [T:padded, 4]
         """
-    ) in after
+        )
+        in after
+    )
     replays(case)
     differs(case)
 

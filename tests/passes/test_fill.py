@@ -55,8 +55,10 @@ def test_the_tail_of_a_minor_factor_is_filled_inside(make_case, around, text, re
     before, after = around(case, "fill")
     assert "where" not in before
     lines = after.splitlines()
-    assert lines[-11:] == text(
-        """
+    assert (
+        lines[-11:]
+        == text(
+            """
         %6 = aten.sym_size.int(%5, 0)
         %7 = floordiv(%6, 2)
         %8 = aten.reshape.default(%5, [2, %7, 2])
@@ -69,7 +71,8 @@ def test_the_tail_of_a_minor_factor_is_filled_inside(make_case, around, text, re
         %15 = aten.amax.default(%14, [0])  [2]
         return [%15]
         """
-    ).splitlines()
+        ).splitlines()
+    )
     replays(case)
     differs(case)
 
@@ -78,20 +81,25 @@ def test_the_last_live_row_is_repeated_by_a_gather(make_case, around, text, repl
     case = make_case(lambda x: (x.sum(0), (x * 2)[-1]))
     before, after = around(case, "fill")
     assert "index_select" not in before
-    assert text(
-        """
+    assert (
+        text(
+            """
         %4 = aten.sub.Tensor(live_t, 1)
         %5 = aten.minimum.default(%3, %4)
         %6 = aten.index_select.default(%1, 0, %5)
         %7 = aten.select.int(%6, 0, -1)  [4]
         """
-    ) in after, after
+        )
+        in after
+    ), after
     replays(case)
     differs(case)
 
 
 def test_negative_row_numbers_are_brought_into_the_live_range(make_case, around, text, replays, differs):
-    steps = [{"x": torch.arange(t * 4.0).view(t, 4), "at": torch.tensor(a)} for t, a in ((6, [-1, 0]), (3, [-1, -2, 1]))]
+    steps = [
+        {"x": torch.arange(t * 4.0).view(t, 4), "at": torch.tensor(a)} for t, a in ((6, [-1, 0]), (3, [-1, -2, 1]))
+    ]
     case = make_case(lambda x, at: x[at], steps, {"at": ("R",)})
     before, after = around(case, "fill")
     assert before == text(

@@ -240,7 +240,9 @@ def test_padded_rows_write_to_the_null_row(make_case, program_of, replays, diffe
     assert program.staged_fills == {"slots": 0} and program.scratch == [("cache", 0, 0)]
     assert _codes(program) == {"CW204": "null slot fill"}
     replays(case)
-    case.batches = [{"x": s["x"] * i, "slots": (s["slots"].flip(0) + 2 * i) % 15 + 1} for i, s in enumerate(_slot_steps())]
+    case.batches = [
+        {"x": s["x"] * i, "slots": (s["slots"].flip(0) + 2 * i) % 15 + 1} for i, s in enumerate(_slot_steps())
+    ]
     differs(case)
 
 

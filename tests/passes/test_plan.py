@@ -136,7 +136,7 @@ def _random_model(choices):
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=2, max_size=7))
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_the_number_of_pieces_is_minimal(make_case, program_of, choices):
     """No schedule of these seams has fewer pieces than the longest alternating chain, which is what there are."""
     torch._dynamo.reset()

@@ -18,14 +18,17 @@ def test_only_needed_values_cross_borders(make_case, program_of, text, replays, 
         return c.flip(0) * a
 
     case = make_case(model)
-    assert _text(program_of(case)) == text(
-        """
+    assert (
+        _text(program_of(case))
+        == text(
+            """
         piece piece0(x) -> exp, add
         seam seam1(exp) -> flip
         piece piece1(flip, add) -> mul_1
         return mul_1
         """
-    ).splitlines()
+        ).splitlines()
+    )
     replays(case)
     differs(case)
 
@@ -55,14 +58,17 @@ def test_a_view_is_made_again_on_either_side(make_case, program_of, text, replay
 
     case = make_case(model)
     program = program_of(case)
-    assert _text(program) == text(
-        """
+    assert (
+        _text(program)
+        == text(
+            """
         piece piece0(x) -> mul
         seam seam1(mul) -> flip
         piece piece1(flip, mul) -> add
         return add
         """
-    ).splitlines()
+        ).splitlines()
+    )
     assert program.text().count("aten.view.default") == 2
     replays(case)
 
@@ -85,7 +91,15 @@ class Returns(nn.Module):
 
     def forward(self, x):
         self.state.add_(1)
-        return {"x": x, "view": x.t(), "state": self.state, "sum": x + self.state, "n": x.shape[0], "k": 3, "none": None}
+        return {
+            "x": x,
+            "view": x.t(),
+            "state": self.state,
+            "sum": x + self.state,
+            "n": x.shape[0],
+            "k": 3,
+            "none": None,
+        }
 
 
 def test_inputs_state_numbers_and_views_are_returned_as_what_they_are(make_case, program_of, replays):

@@ -19,7 +19,11 @@ def _names(tape):
 def test_replay_reads_and_writes_the_addresses_of_the_recording():
     x = torch.ones(4)
     out, tape = record(lambda a: (a * 2 + 1).cumsum(0), [x])
-    assert out.tolist() == [3, 6, 9, 12] and _names(tape) == ["aten.mul.Tensor", "aten.add.Tensor", "aten.cumsum.default"]
+    assert out.tolist() == [3, 6, 9, 12] and _names(tape) == [
+        "aten.mul.Tensor",
+        "aten.add.Tensor",
+        "aten.cumsum.default",
+    ]
     address = out.data_ptr()
     x.copy_(torch.tensor([0.0, 1.0, 2.0, 3.0]))
     tape.replay()
@@ -201,7 +205,9 @@ def test_geometry_says_what_must_agree_between_two_batches_of_one_key():
     assert geometry(x) != geometry(torch.ones(2, 4))
     assert geometry(x) != geometry(torch.ones(3, 8)[:, :4])
     assert geometry(x) != geometry(x, 3.0)
-    aten = [[one.geometry() for one in record(lambda a: a + a.shape[0], [torch.ones(n)])[1].launches] for n in (2, 2, 3)]
+    aten = [
+        [one.geometry() for one in record(lambda a: a + a.shape[0], [torch.ones(n)])[1].launches] for n in (2, 2, 3)
+    ]
     assert aten[0] == aten[1] != aten[2]
 
 

@@ -1,0 +1,149 @@
+"""One op family after another: what its padded rows do is what a run shows.
+
+Each row: a model, the seams it needs, the repairs that are said. Every row is replayed against eager under poison.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+NONE: dict[str, str] = {}
+
+
+def _codes(program):
+    return {d.code: d.repair for d in program.report if d.code not in ("CW101", "CW301", "CW203")}
+
+
+def _heads(x):
+    return x.view(-1, 2, 2).transpose(0, 1)
+
+
+ELEMENTWISE = {
+    "broadcast against a row": (lambda x: x + x[0], 0, NONE),
+    "where on rows": (lambda x: torch.where(x > 0, x, torch.zeros(())), 0, NONE),
+    "type conversions": (lambda x: x.to(torch.int32).float().half().float(), 0, NONE),
+    "maximum of two": (lambda x: torch.maximum(x, x * 2), 0, NONE),
+    "in place on a temporary": (lambda x: (x * 2).add_(1).clamp_(-1, 1), 0, NONE),
+    "out argument": (lambda x: torch.mul(x, 2, out=torch.empty_like(x)), 0, NONE),
+    "masked_fill by values": (lambda x: x.masked_fill(x > 1, 0.0), 0, NONE),
+    "outer product of rows": (lambda x: x[:, None, 0] * x[None, :, 0], 0, NONE),
+    "zero times the tail": (lambda x: (x * 0).sum(0) + x, 0, {"CW202": "fill 0"}),
+    "cosine of a filled tail": (lambda x: torch.cos(x).sum(0) + x, 0, {"CW202": "fill 0"}),
+}
+VIEWS = {
+    "transposed": (lambda x: x.t() + 1, 0, NONE),
+    "split of features": (lambda x: torch.cat(x.split(2, 1)[::-1], 1), 0, NONE),
+    "expand": (lambda x: x[:, None].expand(-1, 3, -1) * 2, 0, NONE),
+    "unbind features": (lambda x: x.unbind(1)[2] + 1, 0, NONE),
+    "stack": (lambda x: torch.stack([x, x * 2], 1), 0, NONE),
+    "repeat of features": (lambda x: x.repeat(1, 2) + 1, 0, NONE),
+    "previous row": (lambda x: F.pad(x, (0, 0, 1, 0))[:-1] + x, 0, NONE),
+    "all but the first row": (lambda x: F.pad(x, (0, 0, 2, 0))[2:] * 2, 0, NONE),
+    "last row": (lambda x: x * x[-1], 0, {"CW201": "fill last"}),
+    "last row of a computed value": (lambda x: x * x.exp()[x.shape[0] - 1], 0, {"CW202": "fill last"}),
+    "every second row": (lambda x: x[::2] + 1, 1, {"CW202": "seam"}),
+    "a row from the end": (lambda x: x + x[-2:].sum(), 1, {"CW202": "seam"}),
+    "next row": (lambda x: torch.cat([x[1:], x[:1]]) + 1, 0, NONE),
+    "triangle of rows": (lambda x: (x @ x.t()).tril() + 1, 0, NONE),
+    "as_strided": (lambda x: (x * 2).as_strided((x.shape[0], 2), (4, 2)) + 1, 1, {"CW202": "seam"}),
+}
+MIXING = {
+    "mean of squares": (lambda x: (x * x).mean(0) + x, 1, {"CW202": "seam"}),
+    "sum of squares": (lambda x: (x * x).sum(0) + x, 0, {"CW202": "fill 0"}),
+    "norm": (lambda x: x / torch.linalg.vector_norm(x, dim=0), 0, {"CW202": "fill 0"}),
+    "max with its place": (lambda x: x + x.max(0).indices, 0, {"CW202": "fill -inf"}),
+    "any": (lambda x: x + (x > 1).any(0), 0, {"CW202": "fill 0"}),
+    "softmax over rows": (lambda x: torch.softmax(x, 0), 0, {"CW202": "fill -inf"}),
+    "log_softmax over rows": (lambda x: torch.log_softmax(x, 0), 0, {"CW202": "fill -inf"}),
+    "sort rows": (lambda x: x.sort(0).values + 1, 0, {"CW202": "fill inf"}),
+    "sort rows down": (lambda x: x.sort(0, descending=True).indices + 1, 0, {"CW202": "fill -inf"}),
+    "topk of features": (lambda x: x.topk(2, 1).values, 0, NONE),
+    "gram matrix": (lambda x: x.t() @ x, 0, {"CW202": "fill 0"}),
+    "scores": (lambda x: x @ x.t(), 0, NONE),
+    "roll": (lambda x: x.roll(1, 0) + 1, 1, {"CW202": "seam"}),
+    "norm over all": (lambda x: F.layer_norm(x.t(), (x.shape[0],)), 1, None),
+    "causal convolution": (lambda x: F.conv1d(F.pad(x.t()[None], (2, 0)), torch.ones(4, 4, 3)), 0, NONE),
+    "centred convolution": (lambda x: F.conv1d(x.t()[None], torch.ones(4, 4, 3), padding=1), 0, {"CW202": "fill 0"}),
+    "strided convolution": (lambda x: F.conv1d(x.t()[None], torch.ones(4, 4, 1), stride=2), 1, {"CW202": "seam"}),
+    "causal attention": (
+        lambda x: F.scaled_dot_product_attention(*[_heads(x)[None]] * 3, is_causal=True), 0, {"CW202": "fill 0"},
+    ),
+    "full attention": (lambda x: F.scaled_dot_product_attention(*[_heads(x)[None]] * 3), 1, {"CW202": "seam"}),
+}  # fmt: skip
+SOURCES = {
+    "row numbers": (lambda x: x + torch.arange(x.shape[0])[:, None], 0, NONE),
+    "row numbers from the end": (lambda x: x + torch.arange(x.shape[0] - 1, -1, -1)[:, None], 1, {"CW102": "seam"}),
+    "zeros and ones": (lambda x: torch.zeros_like(x) + x.new_ones(x.shape[0], 1) * x, 0, NONE),
+    "a sum of ones counts captured rows": (lambda x: x * torch.ones(x.shape[0]).sum(), 0, {"CW202": "fill 0"}),
+    "linspace": (lambda x: x + torch.linspace(0, 1, x.shape[0])[:, None], 0, NONE),
+}
+FAMILIES = {**ELEMENTWISE, **VIEWS, **MIXING, **SOURCES}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family(name, make_case, program_of, replays):
+    model, seams, codes = FAMILIES[name]
+    case = make_case(model)
+    program = program_of(case)
+    assert sum(len(s.ops) for s in program.seams) >= seams and bool(program.seams) is bool(seams)
+    if codes is not None:
+        assert _codes(program) == codes
+    replays(case)
+
+
+# ---------------------------------------------------------------------------------------------------------- requests
+def _steps():
+    steps = []
+    for starts in ([0, 1, 2, 3], [0, 2, 3, 6], [0, 5], [0, 1]):
+        length = torch.tensor(starts).diff()
+        row = torch.arange(len(starts) - 1).repeat_interleave(length)
+        x = torch.arange(1, starts[-1] * 4 + 1, dtype=torch.float32).view(-1, 4)
+        scale = torch.arange(1, len(starts), dtype=torch.float32)
+        steps.append({"x": x, "starts": torch.tensor(starts), "row": row, "scale": scale})
+    return steps
+
+
+INPUTS = {"starts": ("R+1",), "row": ("T",), "scale": ("R",)}
+
+
+def _sums(x, starts, row, scale):
+    return torch.zeros(scale.shape[0], 4).index_add(0, row, x)
+
+
+def _counts(x, starts, row, scale):
+    return torch.zeros_like(scale).scatter_add(0, row, torch.ones_like(row, dtype=torch.float32))
+
+
+BY_INDEX = {
+    "a request's value for its tokens": (lambda x, starts, row, scale: x * scale[row][:, None], 0),
+    "by index_select": (lambda x, starts, row, scale: x * scale.index_select(0, row)[:, None], 0),
+    "by gather": (lambda x, starts, row, scale: x.gather(1, (row % 4)[:, None]), 0),
+    "last token of each request": (lambda x, starts, row, scale: x[starts[1:] - 1], 0),
+    "first token of each request": (lambda x, starts, row, scale: x[starts[:-1]], 0),
+    "sums over tokens of a request": (_sums, 0),
+    "counts of tokens of a request": (_counts, 0),
+    "lengths": (lambda x, starts, row, scale: (starts[1:] - starts[:-1]) * scale, 0),
+    "mean over requests": (lambda x, starts, row, scale: scale - scale.mean(), 1),
+    "request of a token": (
+        lambda x, starts, row, scale: torch.bucketize(torch.arange(x.shape[0]), starts, right=True) - 1, 0,
+    ),
+    "a mask of tokens by requests": (
+        lambda x, starts, row, scale: (row[:, None] == torch.arange(scale.shape[0])).float() @ scale, 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_INDEX)
+def test_tokens_and_requests_meet_by_index(name, make_case, program_of, replays):
+    model, seams = BY_INDEX[name]
+    case = make_case(model, _steps(), INPUTS)
+    program = program_of(case)
+    assert bool(program.seams) is bool(seams), program.text()
+    replays(case)
+
+
+@pytest.mark.parametrize("name", ["last token of each request", "sums over tokens of a request", "mean over requests"])
+def test_by_seams_alone_it_is_right_too(name, make_case, replays):
+    replays(make_case(BY_INDEX[name][0], _steps(), INPUTS), repair="split")
