@@ -233,7 +233,7 @@ def carried_lanes(x_ptr, out_ptr, n, B: tl.constexpr):
         tl.store(out_ptr + i + o, tl.sum(x, 0))
         same = o
         grown += 3
-        odd = odd * 3 % 7
+        odd = 15 - odd
 
 
 @triton.jit
@@ -241,9 +241,19 @@ def unrolled_search(qsl_ptr, out_ptr, num_reqs):
     t = tl.program_id(0)
     lo = 0
     hi = num_reqs
-    for _ in tl.static_range(12):
+    for _ in tl.static_range(40):
         mid = (lo + hi) // 2
         right = tl.load(qsl_ptr + mid) <= t
         lo = tl.where(right, mid, lo)
         hi = tl.where(right, hi, mid)
     tl.store(out_ptr + t, lo)
+
+
+@triton.jit
+def beside_unknown(x_ptr, w_ptr, out_ptr, n):
+    a = tl.program_id(0)
+    lost = 0
+    for _ in range(n):
+        tl.store(out_ptr + a, lost)
+        lost = tl.load(w_ptr + a).to(tl.int32) + lost * 2
+        a = tl.load(x_ptr + a) + 3

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 import triton
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from capwise.kernel_access import NotFollowed, evaluate
+from capwise.kernel_access import NotFollowed, evaluate, summarize
 from capwise.kernel_access.compare import compare
 from capwise.kernel_access.symbolic import Poly
 
@@ -46,7 +46,13 @@ def pointers(summary):
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(
+    max_examples=4,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
 @given(
     scalars=st.lists(st.integers(1, 40), min_size=4, max_size=4),
     seed=st.integers(0, 99),
@@ -62,6 +68,13 @@ def test_proved_offsets_are_the_touched_ones(kernel, summary, name, scalars, see
 def test_offsets_under_conditions_not_followed_enclose_the_touched_ones(kernel, summary, name):
     found = {f.arg: f.outcome for f in findings(kernel(name), summary(name), [3, 7], 1, [(1, 0, 0), (2, 0, 0)])}
     assert found["out_ptr"] == "enclosed" and "contradiction" not in found.values()
+
+
+def test_carried_values_not_followed_matter_only_where_used(kernel, summary):
+    found = summarize(kernel("beside_unknown"), {"x_ptr": "*i32", "w_ptr": "*fp32", "out_ptr": "*i32", "n": "i32"}, {})
+    (access,) = found["out_ptr"].accesses
+    memory = {"x_ptr": [5, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0]}
+    assert evaluate(access, (0, 0, 0), GRID, {"n": 3}, memory).tolist() == [0, 8, 10]
 
 
 def broken(summary, arg, **changes):

@@ -69,9 +69,13 @@ def test_two_results_are_named_by_number():
     c.declare("contract_tests::two", c.Contract(rows={"out0": c.Rows("T"), "out1": c.Rows("T")}))
 
 
-@pytest.mark.parametrize("name", ["contract_tests::ops", "nobody::op", "op", "aten::add.Tenser", "contract_tests::op.x"])
+@pytest.mark.parametrize(
+    "name", ["contract_tests::ops", "nobody::op", "op", "aten::add.Tenser", "contract_tests::op.x"]
+)
 def test_a_misspelt_op_fails_at_once(name):
-    with pytest.raises(ValueError, match=re.escape(f"expected a registered op 'namespace::name[.overload]'; got {name!r}")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"expected a registered op 'namespace::name[.overload]'; got {name!r}")
+    ):
         c.declare(name, c.Contract())
 
 
@@ -134,7 +138,7 @@ def test_without_its_contract_an_op_is_still_found_by_the_symbols_of_its_argumen
     torch._dynamo.reset()
     with withheld_contracts():
         found = [d for d in program_of(case).report if d.code == "CW001"]
-        notes = " ".join(n for d in found for n in d.notes)
+        notes = [n for d in found for n in d.notes]
         assert "symbol R outside the key reaches it through scale" in notes and "symbol T reaches it through x" in notes
         torch._dynamo.reset()
         replays(case)
