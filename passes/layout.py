@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from capwise.compilation import CompilerPass
-from capwise.facts import fact, facts, has_fact, val
+from capwise.facts import fact, has_fact, val
 from capwise.ops import contract as c
 from capwise.transfer.flow import SEAM, Hazard, Remedy
 from capwise.transfer.strides import is_dense, is_satisfied, needs

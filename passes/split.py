@@ -120,16 +120,14 @@ def _borders(
         for node in nodes:
             for arg in _behind(node):
                 read(arg, level)
-    for arg in returned(graph):
-        if not isinstance(arg, fx.Node) or arg.op != "call_function":
+    for result in returned(graph):
+        if not isinstance(result, fx.Node) or result.op != "call_function":
             continue
-        if arg in wanted:
-            borders[home[_base(arg)]][arg] = None
-        elif is_part(arg) or not is_free(arg):
+        if result in wanted:
+            borders[home[_base(result)]][result] = None
+            continue
+        for arg in [result] if is_part(result) or not is_free(result) else _behind(result):
             read(arg, None)
-        else:
-            for behind in _behind(arg):
-                read(behind, None)
     return {level: list(found) for level, found in borders.items()}
 
 

@@ -18,7 +18,7 @@ from hypothesis import settings
 
 torch.set_num_threads(1)
 logging.getLogger("torch.__trace").propagate = False  # a record a traced line, for nobody
-settings.register_profile("capwise", derandomize=True, deadline=None, database=None, print_blob=False)
+settings.register_profile("capwise", derandomize=True, max_examples=40, deadline=None, database=None, print_blob=False)
 settings.load_profile("capwise")
 
 HERE = Path(__file__).parent

@@ -325,9 +325,7 @@ def facts_at(access: Access, assumed: Sequence[tuple[tuple[Node, ...], Node]] = 
     return facts + facts_of([said for where, said in assumed if set(where) <= holding])
 
 
-def extent(
-    access: Access, assumed: Sequence[tuple[tuple[Node, ...], Node]] = ()
-) -> tuple[Poly | None, frozenset[str]]:
+def extent(access: Access, assumed: Sequence[tuple[tuple[Node, ...], Node]] = ()) -> tuple[Poly | None, frozenset[str]]:
     """One past the largest offset, None where not bounded, and what was taken for granted."""
     bounds = Bounds(access.space, access.table, facts_at(access, assumed))
     high = bounds.upper(access.poly)

@@ -175,7 +175,6 @@ class Usage(ast.NodeVisitor):
             if parameter in usage.integers:
                 self.integers |= self.base(arg)
 
-
     def _usage(self, callee: Any) -> Usage | None:
         """Of a helper, worked out once; None while that is going on (recursion)."""
         key = f"{callee.fn.__module__}.{callee.fn.__qualname__}"

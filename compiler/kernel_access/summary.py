@@ -145,9 +145,7 @@ def _analyse(kernel: Any, guess: Guess, ttir: str, attrs: Mapping[str, Any], gue
     )
 
 
-def _argument(
-    arg: str, machine: Machine, follow: Followed, use: Mapping[str, Role]
-) -> ArgumentAccess | None:
+def _argument(arg: str, machine: Machine, follow: Followed, use: Mapping[str, Role]) -> ArgumentAccess | None:
     """The row of one argument; None where the kernel does not touch it."""
     accesses = [a for a in machine.accesses if a.arg == arg]
     lost = [a for a in machine.accesses if a.arg is None and a.reason != POINTER_TABLE]

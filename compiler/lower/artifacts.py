@@ -97,9 +97,7 @@ def write_artifacts(
     return path
 
 
-def _entry(
-    row: LowerRow, out_dir: Path, grid: Sequence[str] | None, conditions: Conditions
-) -> dict[str, Any]:
+def _entry(row: LowerRow, out_dir: Path, grid: Sequence[str] | None, conditions: Conditions) -> dict[str, Any]:
     launch = row.launch
     assert launch is not None
     grid = list(grid or launch.grid)

@@ -120,8 +120,9 @@ def _chosen(condition: Any, yes: Any, no: Any, by_node: dict[fx.Node, Tail | Non
     if tail is not None and tail.constant is not None:
         return _pick(yes if tail.constant else no, by_node)
     first, second = _pick(yes, by_node), _pick(no, by_node)
-    same = tail is None and first is not None and second is not None and first.constant is not None
-    return filled(first.constant) if same and second.is_value(first.constant) else None  # type: ignore[union-attr]
+    if tail is not None or first is None or second is None or first.constant is None:
+        return None
+    return filled(first.constant) if second.is_value(first.constant) else None
 
 
 def _is_bool(node: fx.Node) -> bool:

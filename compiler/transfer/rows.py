@@ -187,9 +187,7 @@ def _line_up(
         flow.agree(node, [mine, axis], axis)
 
 
-def _put_axes(
-    flow: Flow, node: fx.Node, target: Sequence[Axis], indices: Sequence[tuple[int, fx.Node]]
-) -> list[Axis]:
+def _put_axes(flow: Flow, node: fx.Node, target: Sequence[Axis], indices: Sequence[tuple[int, fx.Node]]) -> list[Axis]:
     """Axes of what an indexed assignment writes."""
     at = [d for d, _ in indices]
     axes, _ = _broadcast(flow, node, [i for _, i in indices])

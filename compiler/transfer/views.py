@@ -131,12 +131,13 @@ def _sliced(
         if isinstance(start, fx.Node) or step != 1 and flow.is_padded(axis):
             axis = _opaque(flow, node, size)
         return axis, PADDED if flow.is_padded(axis) else LIVE
-    axis = flow.space.slice(old, start, size) if isinstance(start, int) and start >= 0 and step == 1 else None
-    scattered = axis != old and flow.space.layout(old)[0] != "leading"
-    if axis is None or scattered or flow.space.is_opaque(axis) and not flow.space.is_opaque(old):
-        axis = _opaque(flow, node, size)
-        return axis, PADDED if flow.is_padded(axis) else LIVE
-    return axis, _shifted(old, axis, tail) if flow.is_padded(axis) else LIVE
+    if isinstance(start, int) and start >= 0 and step == 1:
+        axis = flow.space.slice(old, start, size)
+        scattered = axis != old and flow.space.layout(old)[0] != "leading"
+        if not scattered and (flow.space.is_opaque(old) or not flow.space.is_opaque(axis)):
+            return axis, _shifted(old, axis, tail) if flow.is_padded(axis) else LIVE
+    axis = _opaque(flow, node, size)
+    return axis, PADDED if flow.is_padded(axis) else LIVE
 
 
 def _opaque(flow: Flow, node: fx.Node, size: object) -> Axis:

@@ -148,7 +148,9 @@ class _Maker:
         """An operand: a value that there is, or one made for the purpose."""
         pool = self.pool(mark, kind)
         if pool and (depth > 2 or self.rng.random() < 0.85):
-            at = len(pool) - 1 - min(int(self.rng.expovariate(0.5)), len(pool) - 1)
+            at = len(pool) - 1
+            while at > 0 and self.rng.random() < 0.6:
+                at -= 1
             return pool[at]
         if depth > 3 or mark == "~":
             return None

@@ -8,7 +8,7 @@ import math
 import pytest
 import sympy
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from capwise.axes import ONE, Cat, Opaque, Rows, Space, as_expr, merge_ints, show
@@ -86,7 +86,6 @@ def _positions(axis):
 
 
 @given(st.lists(axes, min_size=1, max_size=3), st.data())
-@settings(max_examples=60)
 def test_regrouping_keeps_the_size_of_every_dimension(old, data):
     """A view that joins neighbouring dimensions, or takes them apart at atoms."""
     flat = [atom for axis in old for atom in axis]

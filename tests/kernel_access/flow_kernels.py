@@ -241,7 +241,7 @@ def unrolled_search(qsl_ptr, out_ptr, num_reqs):
     t = tl.program_id(0)
     lo = 0
     hi = num_reqs
-    for _ in tl.static_range(40):
+    for _ in tl.static_range(24):
         mid = (lo + hi) // 2
         right = tl.load(qsl_ptr + mid) <= t
         lo = tl.where(right, mid, lo)

@@ -1,0 +1,213 @@
+"""Every kernel of the package as the ROCm code it compiles to, executed on this CPU, against its torch reference.
+
+The inputs are what a replay brings: empty requests, null slots, tails that hold noise. Compiled plain they are strided
+views with noise in the gaps; compiled as a launch would specialise them (aligned addresses, 32-bit offsets) they are
+dense. The serial schedule runs one wavefront at a time between barriers, in random order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import capwise.ops
+from capwise import emulate
+from capwise.kernel_access import rows, summarize
+from capwise.lower.launches import spec_of
+from capwise.lower.recorded import Recorded, launches_of, op_launches
+from capwise.models import naive_shift
+from capwise.ops.contract import Fill, Last, declared
+from capwise.ops.ple_gate import _ple_gate_kernel
+from capwise.ops.samples import CALLS, SMALL, sample
+from capwise.runtime.emulated import DeviceFault, as_argument, compiled, emulated, run_launch
+
+LENGTHS = (3, 0, 5, 1, 0, 4)
+SCHEDULES = ("lockstep", "serial")
+MODES = ("plain", "specialised")
+BOTH = pytest.mark.parametrize("gfx", ("gfx942", "gfx1201"))
+EACH = pytest.mark.parametrize("name", CALLS)
+
+
+def overload(name: str) -> torch._ops.OpOverload:
+    return getattr(torch.ops.capwise, name).default
+
+
+def padded(name: str, junk, seed: int) -> dict:
+    """A call with rows past the live ones: as the contract asks where it asks, noise elsewhere."""
+    call = sample(name, LENGTHS, SMALL, seed)
+    for i, (argument, axes) in enumerate(declared(overload(name)).arguments.items()):
+        symbol = axes.axes[0] if axes.axes else None
+        if argument not in call or not isinstance(symbol, str):
+            continue
+        live = call[argument]
+        tail = live.new_empty((3 if symbol == "T" else 2, *live.shape[1:]))
+        if isinstance(axes.tail, Last):
+            tail[:] = live[-1]
+        else:
+            tail = tail.fill_(axes.tail.value) if isinstance(axes.tail, Fill) else junk(tail, seed + i)
+        call[argument] = torch.cat([live, tail])
+    return call
+
+
+def views(name: str, call: dict, strided, seed: int) -> dict:
+    """The same values as strided views. A state's slots lie apart; its own elements must lie evenly for a copy."""
+    seen = {}
+    for i, (argument, value) in enumerate(call.items()):
+        seen[argument] = value
+        if argument == "state":
+            room = torch.full((value.shape[0], value[0].numel() + 5), float("nan"))
+            seen[argument] = room[:, : value[0].numel()].unflatten(1, value.shape[1:]).copy_(value)
+        elif isinstance(value, torch.Tensor):
+            seen[argument] = strided(value, seed + i)
+    return seen
+
+
+def results(name: str, call: dict, run=None) -> list[torch.Tensor]:
+    """Live rows of what a call returns, and the state it leaves; by the reference, or with `run` for each launch."""
+    call = {n: _clone(v) if n == "state" else v for n, v in call.items()}
+    outs = []
+    if run is None:
+        outs.append(overload(name)(**call))
+    else:
+        for launch in launches_of(lambda: outs.append(overload(name)(**call)), {}):
+            run(launch)
+    leaves = [o for out in outs for o in (out if isinstance(out, tuple) else (out,)) if o is not None]
+    return [o[: sum(LENGTHS)] for o in leaves] + [call[n] for n in ("state",) if n in call]
+
+
+def _clone(state: torch.Tensor) -> torch.Tensor:
+    """A copy that lies as the state does."""
+    room = torch.full((state.shape[0], state.stride(0)), float("nan"))
+    return room.as_strided(state.shape, state.stride()).copy_(state)
+
+
+def check(name: str, call: dict, gfx: str, sched: str, specialise: bool) -> None:
+    def run(launch: Recorded) -> None:
+        run_launch(launch.kernel, launch.grid, dict(launch.bound), gfx=gfx, sched=sched, seed=1, specialise=specialise)
+
+    for right, got in zip(results(name, call), results(name, call, run), strict=True):
+        torch.testing.assert_close(got, right, rtol=2e-6, atol=2e-6, equal_nan=True)
+
+
+@BOTH
+@EACH
+@pytest.mark.parametrize("mode", MODES)
+def test_a_kernel_computes_what_its_reference_does(name, gfx, mode, junk, strided):
+    call = padded(name, junk, 3)
+    if mode == "plain":
+        call = views(name, call, strided, 5)
+    for sched in SCHEDULES:
+        check(name, call, gfx, sched, specialise=mode == "specialised")
+
+
+@pytest.mark.parametrize("name", ("ple_short_conv", "align_state_shift_"))
+def test_strided_views_with_32_bit_offsets(name, junk, strided):
+    check(name, views(name, padded(name, junk, 7), strided, 9), "gfx942", "serial", specialise=True)
+
+
+def test_every_kernel_is_launched_by_some_sample():
+    modules = [getattr(capwise.ops, m) for m in capwise.ops.__all__]
+    there = {n for m in modules for n, v in vars(m).items() if n.endswith("_kernel") and hasattr(v, "arg_names")}
+    launched = {launch.name for op in CALLS for launch in op_launches(op, LENGTHS, SMALL)}
+    assert launched == there and len(there) == 7
+
+
+# ------------------------------------------------------------------------------------------------ far from the base
+FAR = {
+    # op -> (argument that lies far, its stride parameter, the row that is used)
+    "ple_short_conv_state_": ("state", "slot_stride", 11),
+    "ple_short_conv": ("state", "slot_stride", 11),
+    "align_state_shift_": ("state", "state_slot", 11),
+    "align_state_copy_": ("state", "state_slot", 11),
+    "ple_table_gather": ("table", "table_row", 31),
+    "ple_ngram_ids": ("ngram_context", "context_stride_row", 5),
+}
+
+
+def _one_row(name: str, row: int) -> dict:
+    """A call in which every access to the far argument is to one row of it."""
+    call = sample(name, (0, 0, 0, 0, 0, 6) if name == "ple_ngram_ids" else (6,), SMALL, 2)
+    chosen = {"state_indices": row, "sources": row, "destinations": row, "ids": row, "biases": 2}
+    return {n: torch.full_like(v, chosen[n]) if n in chosen else v for n, v in call.items()}
+
+
+@BOTH
+@pytest.mark.parametrize("name", FAR)
+def test_offsets_past_two_to_the_thirty_first(name, gfx):
+    """The row lies more than 2**31 elements past the pointer, and nothing else of the argument exists."""
+    argument, parameter, row = FAR[name]
+    call = _one_row(name, row)
+    right = results(name, call)
+    stride = (1 << 31) // row + 48
+
+    call = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in call.items()}
+    outs: list = []
+    for launch in launches_of(lambda: outs.append(overload(name)(**call)), {}):
+        bound = {**launch.bound, parameter: stride}
+        spec = spec_of(launch.kernel, bound, specialise=False)
+        made, values = compiled(spec, gfx), {n: as_argument(bound[n]) for n in spec.signature}
+        (pointer,) = [n for n, v in bound.items() if _same(v, call[argument])]
+        values[pointer] = emulate.Sparse(row * stride * call[argument].itemsize, as_argument(call[argument][row]))
+        emulate.run(made.asm["amdgcn"], launch.grid, values, shared=made.launch.shared)
+    got = [o for o in outs if o is not None] + [call[n] for n in ("state",) if n in call]
+    for a, b in zip(got, right, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-6, equal_nan=True)
+
+
+def _same(value: object, tensor: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.data_ptr() == tensor.data_ptr() and value.numel() > 0
+
+
+def test_what_reads_every_row_multiplies_rows_in_64_bits():
+    """The gate reads all rows of its arguments, so none can lie apart: that its row offsets are wide is in its text."""
+    narrow = [h["needs"] for row in rows(summarize(_ple_gate_kernel)) for h in row["hazards"] if h["code"] == "CW403"]
+    assert narrow and not [n for n in narrow if "_row" in n or "tokens" in n]
+
+
+# ------------------------------------------------------------------------------------------------ overlapping shifts
+def shifted(op, gfx: str, seed: int) -> bool:
+    """Whether a shift of a slot within itself is right in this order of wavefronts."""
+    state = torch.arange(4 * 12 * 64, dtype=torch.float32).view(4, 12, 64)
+    right = state.clone()
+    right[2, :10] = state[2, 2:]
+    slots = [torch.tensor([n], dtype=torch.int32) for n in (2, 2, 2)]
+    for launch in launches_of(lambda: op(state, *slots), {}):
+        emulated(gfx, seed=seed)(launch.kernel, launch.grid, **launch.bound)
+    return torch.equal(state, right)
+
+
+@BOTH
+def test_a_shift_without_an_order_is_wrong_and_the_repaired_ones_are_not(gfx):
+    def ours(state, *slots):
+        torch.ops.capwise.align_state_shift_(state.transpose(1, 2), *slots)
+
+    seeds = range(4)
+    assert not all(shifted(torch.ops.footgun.naive_shift_, gfx, seed) for seed in seeds)
+    assert all(shifted(torch.ops.footgun.barrier_shift_, gfx, seed) for seed in seeds)
+    assert all(shifted(ours, gfx, seed) for seed in seeds)
+
+
+def test_lockstep_does_not_show_the_missing_order():
+    state = torch.arange(4 * 12 * 64, dtype=torch.float32).view(4, 12, 64)
+    right = state[2, 2:].clone()
+    slots = [torch.tensor([n], dtype=torch.int32) for n in (2, 2, 2)]
+    for launch in launches_of(lambda: torch.ops.footgun.naive_shift_(state, *slots), {}):
+        run_launch(launch.kernel, launch.grid, dict(launch.bound), gfx="gfx942", sched="lockstep", seed=0)
+    assert torch.equal(state[2, :10], right)
+
+
+def test_an_access_outside_the_arguments_is_a_fault():
+    (launch,) = op_launches("ple_table_gather", (4,), replace(SMALL, table_rows=8))
+    bound = {**launch.bound, "table_ptr": launch.bound["table_ptr"][:2], "rows": 8}
+    with pytest.raises(DeviceFault, match="_table_gather_kernel on gfx942"):
+        run_launch(launch.kernel, launch.grid, bound, gfx="gfx942", sched="lockstep", seed=0)
+
+
+def test_the_naive_shift_says_that_it_overlaps():
+    assert declared(torch.ops.footgun.naive_shift_.default).overlap
+    assert not declared(torch.ops.footgun.barrier_shift_.default).overlap
+    assert not declared(overload("align_state_shift_")).overlap
+    found = {h["code"] for row in rows(summarize(naive_shift._window_copy_kernel)) for h in row["hazards"]}
+    assert "CW304" in found
