@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from capwise.labels import InputError, Spec, bind_extents, check_names, infer, normalise
-from capwise.options import Key, Options
+from capwise.options import Key, Options, nearest
 from capwise.trace import argument_names, ordered
 
 DEFAULT_CAPACITY = {"T": 8192}
@@ -38,6 +38,9 @@ class Admission:
         self._names = argument_names(model)
         target = model.forward if isinstance(model, torch.nn.Module) else model
         self._signature = inspect.signature(target)
+        plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameters = self._signature.parameters.items()
+        self._needed = [n for n, p in parameters if p.kind in plain and p.default is p.empty]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """A call as argument name -> value; an absent optional is left out."""
@@ -50,6 +53,7 @@ class Admission:
         Raises:
             InputError: an argument that contradicts the description, or an extent over its capacity.
         """
+        self._check_arguments(batch)
         if not self._described:
             self._describe(batch)
         extents = bind_extents(self.specs, batch)
@@ -64,6 +68,17 @@ class Admission:
             if value is not None and not value.is_contiguous():
                 self.strided.add(name)
         return extents
+
+    def _check_arguments(self, batch: Mapping[str, Any]) -> None:
+        """Raises InputError for an argument that the model does not take, or one that it needs and that is absent."""
+        if self._names is not None:
+            for name in batch:
+                if name not in self._names:
+                    close = nearest(name, self._names)
+                    raise InputError(f"{name}: expected an argument of the model: {', '.join(self._names)}{close}")
+        for name in self._needed:
+            if name not in batch:
+                raise InputError(f"{name}: expected a value; got none")
 
     def check_values(self, batch: Mapping[str, Any]) -> None:
         """What can be checked of values without a sync: boundaries on the host must not decrease.

@@ -313,6 +313,14 @@ def restart_with_names(gm: fx.GraphModule, specs: Any) -> None:
         raise TensorifyScalarRestartAnalysis("capwise names the axes")
 
 
+def unmark(values: Sequence[Any]) -> None:
+    """Takes Dynamo's marks off tensors, once the graph that they were for is compiled and guarded."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            for name in [n for n in vars(value) if n.startswith(("_dynamo_", "_has_dynamo_"))]:
+                delattr(value, name)
+
+
 def resumed_place(gm: fx.GraphModule) -> Any:
     """A diagnostic where this graph goes on after a graph break: eager Python runs before it. Dynamo names the code
     that it makes for the rest of a frame after the line of the break."""

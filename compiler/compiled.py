@@ -104,7 +104,10 @@ class CompiledModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         batch = self.admission.bind(args, kwargs)
         layout = _layout_of(batch)
-        ticket = self._tickets.get(layout)
+        try:
+            ticket = self._tickets.get(layout)
+        except TypeError:  # an argument that is no tensor and cannot be looked up: admission says what is wrong
+            ticket = None
         if ticket is None:
             return self._first(batch, layout)
         self.admission.check_values(batch)

@@ -89,6 +89,8 @@ class _Runner:
                 raise InputError(f"{symbol}: expected at most its capacity {self.capacity[symbol]}; got {extent}")
         at = choose_key(self.keys, extents)
         executor = self.executors[at]
+        if self.options.inputs is not None and not executor.state and not executor.bound:
+            compat.unmark(args)
         self._bind_state(executor, args)
         key = self.keys[at]
         captured = captured_extents(key, extents, self.options.capture_sizes, self.capacity)

@@ -24,8 +24,16 @@ SLOTS, WIDTH, CHANNELS = 8, 12, 64
 
 @jit
 def _window_copy_kernel(
-    state_ptr, sources_ptr, destinations_ptr, biases_ptr, slots, channels, width, slot_stride,
-    ORDERED: tl.constexpr, BLOCK: tl.constexpr,
+    state_ptr,
+    sources_ptr,
+    destinations_ptr,
+    biases_ptr,
+    slots,
+    channels,
+    width,
+    slot_stride,
+    ORDERED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     request = tl.program_id(0)
     source = tl.load(sources_ptr + request).to(tl.int64)
@@ -52,9 +60,7 @@ def _shift(state, sources, destinations, biases, ordered) -> None:
 
 
 @torch.library.custom_op("footgun::naive_shift_", mutates_args={"state"})
-def naive_shift_(
-    state: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor, biases: torch.Tensor
-) -> None:
+def naive_shift_(state: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor, biases: torch.Tensor) -> None:
     """`capwise::align_state_shift_` over a dense token-major state [slots, W, C], wrong where a slot is shifted within
     itself."""
     _shift(state, sources, destinations, biases, ordered=False)
@@ -64,7 +70,8 @@ def naive_shift_(
 def barrier_shift_(
     state: torch.Tensor, sources: torch.Tensor, destinations: torch.Tensor, biases: torch.Tensor
 ) -> None:
-    """The same kernel with a barrier between its loads and its stores."""
+    """The same kernel with a barrier between its loads and its stores: right as long as no request's destination is
+    another request's source, which a barrier within a program cannot order."""
     _shift(state, sources, destinations, biases, ordered=True)
 
 

@@ -64,7 +64,7 @@ TABLE: Mapping[str, Row] = {
     **{n: Row("view", how="reshape") for n in ("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten")},
     **{n: Row("view", how=n) for n in ("permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select")},
     **{n: Row("view", how=n) for n in ("expand", "split", "split_with_sizes", "unbind", "as_strided", "diagonal")},
-    **_rows("alias detach view_as_real_same _conj_view", Row("view", how="same")),
+    **_rows("alias detach", Row("view", how="same")),
     **_rows("view_as", Row("view", how="reshape")),
     # -- reductions
     **_rows("sum nansum count_nonzero", Row("reduce", "dim", 0)),

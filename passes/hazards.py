@@ -40,7 +40,9 @@ class Hazards(CompilerPass):
             final = left.get(hazard.identity)
             diagnostic = self._diagnostic(final or hazard, self._repair(hazard, final))
             message = "" if hazard.code == "CW101" else diagnostic.message
-            place = (diagnostic.code, diagnostic.span.file, diagnostic.line, diagnostic.repair, hazard.symbol, message)
+            notes = diagnostic.notes if hazard.code == "CW001" else ()
+            where = (diagnostic.span.file, diagnostic.line)
+            place = (diagnostic.code, where, diagnostic.repair, hazard.symbol, message, notes)
             if place not in shown:
                 shown.add(place)
                 self.state.report.add(diagnostic)
@@ -49,10 +51,12 @@ class Hazards(CompilerPass):
         return False
 
     def _repair(self, hazard: Hazard, final: Hazard | None) -> str | None:
-        if final is not None:
-            return final.chosen.label if final.chosen is not None else None
-        if hazard.chosen is None:
+        last = (final or hazard).chosen
+        if last is None or last.kind == "allow":
             return None
+        if final is not None:
+            return last.label
+        assert hazard.chosen is not None
         if hazard.chosen.label == "null slot fill":
             return hazard.chosen.label
         names = self._filled_inputs(hazard)

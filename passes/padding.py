@@ -35,14 +35,16 @@ class Padding(CompilerPass):
         return False
 
     def _fills(self, hazards: list[Hazard]) -> dict[str, Value]:
-        wants: dict[str, list[Value]] = {}
+        wants: dict[str, list[tuple[bool, Value]]] = {}
         for hazard in hazards:
             if hazard.chosen is None or hazard.chosen.kind not in ("fill", "wrap"):
                 continue
             for fix in hazard.chosen.fixes:
                 for name, value in self._candidates(fix.arg, fix.dim, fix.value):
-                    wants.setdefault(name, []).append(value)
-        return {name: self._choose(name, values) for name, values in wants.items()}
+                    # Any row that exists will do for an index: what others want of the same tail comes first.
+                    wants.setdefault(name, []).append((hazard.code == "CW206", value))
+        ordered = {name: [v for _, v in sorted(found, key=lambda w: w[0])] for name, found in wants.items()}
+        return {name: self._choose(name, values) for name, values in ordered.items()}
 
     def _candidates(self, arg: fx.Node, dim: int, value: Value) -> list[tuple[str, Value]]:
         """Inputs whose tails could bring this about: the argument itself, or what it is computed from."""

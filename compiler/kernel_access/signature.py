@@ -36,6 +36,10 @@ _BLOCK_NAME = re.compile(
     r"^(block|b[a-z]{1,3}$|n?b[a-z]?_|tile|chunk|group_size|.*_?(block|tile)(_size)?)", re.IGNORECASE
 )
 
+_COUNT_NAME = re.compile(
+    r"B|G|H|HQ|HV|HK|NH|N_?H\w*|NUM_HEADS|n_heads?|num_\w*heads?|NK|NV|NC|NT|N|NB|S|M|W|.*WIDTH|.*STAGES?"
+)
+
 
 @dataclass(frozen=True)
 class Guess:
@@ -57,6 +61,7 @@ class _Sizes:
     swap: bool = False
 
 
+_UNROLLED = 4
 _TRIES = (
     _Sizes(),
     _Sizes(block=32),
@@ -82,6 +87,7 @@ class Usage(ast.NodeVisitor):
         self.integers: set[str] = set()
         self.tables: set[str] = set()
         self.spans: set[str] = set()
+        self.unrolled: set[str] = set()
         body = kernel.parse().body[0].body
         for _ in range(2):
             for statement in body:
@@ -150,8 +156,10 @@ class Usage(ast.NodeVisitor):
         elif name in ("range", "static_range"):
             for arg in node.args:
                 self.integers |= self.loaded(arg)
+            if name == "static_range":
+                self.unrolled |= _names(node)
         elif name == "arange":
-            self.spans |= {n.id for arg in node.args for n in ast.walk(arg) if isinstance(n, ast.Name)}
+            self.spans |= _names(node)
         elif name == "to" and isinstance(node.func, ast.Attribute) and node.args:
             kind = ast.unparse(node.args[0])
             if "pointer_type" in kind:
@@ -182,6 +190,11 @@ class Usage(ast.NodeVisitor):
             self.known[key] = None
             self.known[key] = Usage(callee, self.known)
         return self.known[key]
+
+
+def _names(node: ast.Call) -> set[str]:
+    """Names in the arguments of a call."""
+    return {n.id for arg in node.args for n in ast.walk(arg) if isinstance(n, ast.Name)}
 
 
 def _called(node: ast.Call) -> str:
@@ -225,14 +238,19 @@ def _heuristic(kernel: Any, known: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _constexpr(param: Any, sizes: _Sizes, spans: set[str]) -> Any:
+def _constexpr(param: Any, sizes: _Sizes, usage: Usage) -> Any:
+    """A value by default, by use (unrolled loops short, tiles of block size), else by name."""
     name = param.name
     if param.default is not inspect.Parameter.empty and param.default is not None:
         return param.default
     if _FLAG_NAME.search(name):
         return sizes.flags
-    if name in spans:
-        return sizes.block
+    if name in usage.unrolled:
+        return _UNROLLED
+    return sizes.block if name in usage.spans else _by_name(name, sizes)
+
+
+def _by_name(name: str, sizes: _Sizes) -> Any:
     lowered = name.lower()
     if "dtype" in lowered or lowered.endswith("_type"):
         import triton.language as tl
@@ -246,11 +264,7 @@ def _constexpr(param: Any, sizes: _Sizes, spans: set[str]) -> Any:
         return sizes.block
     if _FLOAT_NAME.search(name) and not name.isupper():
         return 1.0
-    if re.fullmatch(
-        r"(B|G|H|HQ|HV|HK|NH|N_?H\w*|NUM_HEADS|n_heads?|num_\w*heads?|NK|NV|NC|NT|N|NB|S|M|W|.*WIDTH|.*STAGES?)", name
-    ):
-        return sizes.heads
-    return sizes.extent
+    return sizes.heads if _COUNT_NAME.fullmatch(name) else sizes.extent
 
 
 def candidates(kernel: Any) -> Iterator[Guess]:
@@ -266,7 +280,7 @@ def candidates(kernel: Any) -> Iterator[Guess]:
         values: dict[str, Any] = {}
         for param in inner.params:
             if param.is_constexpr:
-                values[param.name] = tuned.get(param.name, _constexpr(param, sizes, usage.spans))
+                values[param.name] = tuned.get(param.name, _constexpr(param, sizes, usage))
             else:
                 signature[param.name] = _runtime(param, usage, sizes)
         known = {**{n: _Present() if t.startswith("*") else sizes.extent for n, t in signature.items()}, **values}

@@ -45,7 +45,7 @@ def _fit(name: str, dim: int, launches: Sequence[Recorded]) -> str:
 
 
 def _candidates(wanted: Sequence[int], launches: Sequence[Recorded]) -> Iterator[str]:
-    """Simplest first: a number, an extent, a multiple of one or a fixed size; each also over a constant of the kernel."""
+    """Simplest first: a number, an extent, a multiple of one or a fixed size; each also over a kernel constant."""
     if len(set(wanted)) == 1:
         yield str(wanted[0])
     symbols = list(launches[0].extents)

@@ -149,7 +149,8 @@ class Flow:
         """Records a hazard and chooses its remedy by the repair mode. What its author answers for stays as it is."""
         reason = allowed(hazard.node, hazard.code)
         if reason is not None:
-            hazard.verdict, hazard.chosen = "assumed", Remedy("allow", f"allowed: {reason}")
+            hazard.verdict, hazard.chosen = "assumed", Remedy("allow", "allow")
+            hazard.notes += (f"allowed: {reason}",)
         elif self.repair == "auto":
             hazard.chosen = hazard.remedies[0] if hazard.remedies else None
         elif self.repair == "split":

@@ -286,7 +286,9 @@ def case(one: Program) -> capwise.Case:
     named = {"x": ("T", 8), "y": ("T", 8), "ids": ("T",), "slots": slots, "scale": ("R",), "query_start_loc": ("R+1",)}
     batches = [batch(*extents) for extents in one.history]
     sizes = {"capture_sizes": [1, 2, 4, 8, 16, 24]}
-    return capwise.Case(model(one.source()), batches, inputs=named, capacity={"T": 32, "R": 8}, options=sizes, name="random")
+    return capwise.Case(
+        model(one.source()), batches, inputs=named, capacity={"T": 32, "R": 8}, options=sizes, name="random"
+    )
 
 
 def is_valid(one: Program) -> bool:

@@ -206,9 +206,7 @@ def test_colours_only_on_a_terminal(
     assert "\x1b[" not in capsys.readouterr().out
 
 
-def test_verify_passes_its_flags_and_fails_on_a_mismatch(
-    backend: Backend, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_passes_its_flags_and_fails_on_a_mismatch(backend: Backend, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "t.py:one"]) == 0
     backend.ok = False
     flags = ["--unsafe", "--device", "cuda", "--histories", "3", "--seed", "7", "--no-poison"]

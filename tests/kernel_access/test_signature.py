@@ -32,6 +32,10 @@ def test_constexprs_by_name_and_by_use(kernel):
     assert found["NULL"] == -1 and found["H"] & (found["H"] - 1) == 0
 
 
+def test_unrolled_loops_are_guessed_short(kernel):
+    assert guess_signature(kernel("unrolled_rows")).constexprs["N"] == 4
+
+
 def test_annotations_are_believed(kernel):
     assert guess_signature(kernel("annotated")).signature == {"a": "*fp32", "n": "i64", "scale": "fp32"}
 

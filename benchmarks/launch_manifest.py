@@ -1,0 +1,142 @@
+"""Launches compiled kernels from their manifest alone, through the CUDA driver, and compares with the torch reference.
+
+    capwise lower --target cuda:90 --out DIR            on any machine
+    python benchmarks/launch_manifest.py DIR            on one with that GPU
+
+Nothing is compiled here: cubin, argument order, grid, threads and shared memory come from the files. The extents differ
+from those that the kernels were recorded at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from capwise.lower.recorded import Recorded, launches_of
+from capwise.lower.triton_aot import Artifact, load_manifest
+from capwise.ops.samples import CALLS, Sizes, sample
+
+LENGTHS = (100, 0, 3, 1, 41, 1, 1, 77, 0, 19)
+TOLERANCE = 3e-2  # bf16
+_SCALARS: dict[str, Any] = {"i1": ctypes.c_bool, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class Driver:
+    """The few calls of the CUDA driver that a launch takes; the context is torch's."""
+
+    def __init__(self) -> None:
+        torch.zeros(1, device="cuda")
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+
+    def _call(self, name: str, *args: Any) -> None:
+        status = getattr(self.cuda, name)(*args)
+        if status:
+            raise RuntimeError(f"{name}: CUDA error {status}")
+
+    def load(self, artifact: Artifact) -> ctypes.c_void_p:
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), artifact.file.read_bytes())
+        self._call("cuModuleGetFunction", ctypes.byref(function), module, artifact.symbol.encode())
+        if artifact.shared > 48 * 1024:
+            self._call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, artifact.shared)
+        return function
+
+    def launch(self, artifact: Artifact, grid: tuple[int, int, int], values: list[Any]) -> None:
+        held = (ctypes.c_void_p * len(values))(*[ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values])
+        function, block = self.load(artifact), (artifact.threads, 1, 1)
+        self._call("cuLaunchKernel", function, *grid, *block, artifact.shared, None, held, None)
+        torch.cuda.synchronize()
+
+
+def values_of(artifact: Artifact, bound: dict[str, Any]) -> Iterator[Any]:
+    """The arguments in the manifest's order, as C values; Triton's own scratch pointers are null."""
+    for name, kind in artifact.arguments:
+        value = bound.get(name)
+        check_assumed(artifact, name, value)
+        if kind.startswith("*"):
+            yield ctypes.c_void_p(value.data_ptr() if value is not None else None)
+        else:
+            yield _SCALARS[kind](value)
+
+
+def check_assumed(artifact: Artifact, name: str, value: Any) -> None:
+    step = artifact.assumes.get(name, {}).get("tt.divisibility", 1)
+    number = value.data_ptr() if isinstance(value, torch.Tensor) else value
+    if number is not None and step > 1 and number % step:
+        raise RuntimeError(f"{artifact.kernel}: {name} = {number} is no multiple of {step}, which the binary assumes")
+
+
+def check_constants(artifact: Artifact, bound: dict[str, Any]) -> None:
+    """What was compiled in must be what this launch would pass: all but tile sizes, which the grid follows."""
+    for name, value in artifact.constants.items():
+        if name.islower() and bound[name] != value:
+            raise RuntimeError(f"{artifact.kernel}: {name} = {bound[name]}; the binary has {value} compiled in")
+
+
+def on_device(launch: Recorded) -> dict[str, Any]:
+    """The launch's arguments, tensors copied to the GPU as they lie."""
+    made: dict[str, Any] = {}
+    for name, value in launch.bound.items():
+        made[name] = value
+        if isinstance(value, torch.Tensor):
+            there = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+            made[name] = there.copy_(value)
+    return made
+
+
+def run_op(op: str, kernels: dict[str, Artifact], driver: Driver | None) -> list[str]:
+    """One line a kernel of the op: the largest difference from the reference; without a driver nothing is launched."""
+    extents, sizes = {"T": sum(LENGTHS), "R": len(LENGTHS)}, replace(Sizes(), filled=True, slots=48, table_rows=2000)
+    call = sample(op, LENGTHS, sizes, seed=5)
+    given = {n: v.clone() if n == "state" else v for n, v in call.items()}
+    outs: list[Any] = []
+    lines = []
+    for launch in launches_of(lambda: outs.append(getattr(torch.ops.capwise, op)(**given)), extents):
+        artifact, bound = kernels[launch.name], dict(launch.bound)
+        check_constants(artifact, bound)
+        there = on_device(launch) if driver is not None else bound
+        values, grid = list(values_of(artifact, there)), artifact.grid_at(**extents)
+        if driver is not None:
+            driver.launch(artifact, grid, values)
+            for name, value in bound.items():
+                if isinstance(value, torch.Tensor):
+                    value.copy_(there[name])
+        lines.append(f"{artifact.file.name}: grid {grid}, {artifact.threads} threads, {len(values)} arguments")
+    if driver is None:
+        return lines
+    right = getattr(torch.ops.capwise, op)(**call)
+    expected = list(right) if isinstance(right, tuple) else [right] if right is not None else [call["state"]]
+    got = list(outs[0]) if isinstance(outs[0], tuple) else [outs[0]] if outs[0] is not None else [given["state"]]
+    worst = max(difference(a.double(), b.double()) for a, b in zip(got, expected))
+    if not worst <= TOLERANCE:
+        raise SystemExit(f"{op}: differs from the reference by {worst}")
+    return [f"{line}: differs by {worst:.1e}" for line in lines]
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest |a - b| / max(1, |b|)."""
+    return ((a - b).abs() / b.abs().clamp(min=1)).max().item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Launch compiled kernels from their manifest")
+    parser.add_argument("folder", type=Path, help="what `capwise lower --out` wrote")
+    parser.add_argument("--target", default="cuda:90")
+    parser.add_argument("--dry", action="store_true", help="launch nothing: match arguments, grids and assumptions")
+    options = parser.parse_args()
+    kernels = {a.kernel: a for a in load_manifest(options.folder / "manifest.json") if a.target == options.target}
+    driver = None if options.dry else Driver()
+    for op in CALLS:
+        print("\n".join(run_op(op, kernels, driver)), flush=True)
+    print(f"{len(kernels)} kernels of {options.target} launched from the manifest" if driver else "nothing launched")
+
+
+if __name__ == "__main__":
+    main()
