@@ -24,7 +24,7 @@ class Check(CompilerPass):
         state = self.state
         state.eager = {n: facts(n).why_eager for n in graph.nodes if facts(n).eager}
         for node in graph.nodes:
-            facts(node).found = find(node) if node.op == "call_function" else HOST
+            facts(node).found = find(node, state.space.names) if node.op == "call_function" else HOST
         flow = analyse(state, state.staged_fills, state.eager)
         state.scratch = sorted(set(flow.scratch))
         if state.options.repair == "none":

@@ -1,0 +1,98 @@
+"""Numbers that a launch freezes: which of them may be other at replay without showing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sympy
+
+from capwise.kernel_access.access import Access, Loop
+from capwise.kernel_access.symbolic import Node, Poly
+from capwise.launch import Launch, Row
+
+Rows = Mapping[str, Sequence[tuple[Access, Row]]]
+
+
+def check_scalars(launch: Launch, rows: Rows, reasons: list[str]) -> set[str]:
+    """The scalars that enter data, or decide more than where rows end: a recording must not freeze those.
+
+    A number that changes with the batch is harmless iff it is the extent of an axis and only ends the program's own
+    rows along it, or bounds a search of boundaries, which their last value, repeated, ends in the same place. One that
+    says how often a loop runs is none of these, and is a reason.
+    """
+    view = launch.view
+    searching = search_loops(launch)
+    host: set[str] = set()
+    for loop in view.loops.values():
+        names = launch.open_in(*_leaves(launch, loop))
+        if names and loop.ident not in searching:
+            reasons.append(f"the loop at line {loop.line} depends on {', '.join(sorted(names))}")
+    for poly in view.content:
+        host |= launch.open_in(*launch.poly(poly).leaves)
+    for test in view.tests:
+        node = launch.truth(test)
+        names = launch.open_in(*node.leaves)
+        if names and not _moves(node, searching) and not ends_rows(launch, node, rows):
+            host |= names
+    for access in view.accesses:
+        host |= _in_address(launch, access)
+    return host & set(launch.scalars)
+
+
+def search_loops(launch: Launch) -> set[int]:
+    """Loops that step through an argument's boundaries."""
+    found: set[int] = set()
+    for access in launch.view.accesses:
+        if launch.view.roles.get(access.arg or "") == "boundary" and access.kind == "load":
+            found |= {n.args[0] for n in access.poly.leaves if n.op in ("carry", "trip") and isinstance(n.args[0], int)}
+    return found
+
+
+def _leaves(launch: Launch, loop: Loop) -> set[Node]:
+    polys = [p for p in (loop.lower, loop.upper, loop.step) if p is not None]
+    polys += [first for first, _ in loop.carried.values()]
+    leaves = set().union(*(launch.poly(p).leaves for p in polys))
+    return leaves | (launch.truth(loop.condition).leaves if loop.condition is not None else set())
+
+
+def _moves(node: Node, searching: set[int]) -> bool:
+    return any(n.op in ("carry", "trip") and n.args[0] in searching for n in node.leaves)
+
+
+def ends_rows(launch: Launch, test: Node, rows: Rows) -> bool:
+    """The comparison is `row < extent`, for the program's own row of an axis of that extent."""
+    inner = test.args[0] if test.op == "not" else test
+    if not isinstance(inner, Node) or inner.op != "ge":
+        return False
+    (poly,) = inner.polys()
+    for sign in (poly, -poly - 1):
+        ends = [m for m in sign.terms if any(launch.open_in(n) for n in m)]
+        if len(ends) == 1 and len(ends[0]) == 1 and sign.terms[ends[0]] > 0:
+            factor = sign.terms[ends[0]]
+            below = (Poly({ends[0]: factor}) - sign - 1).divided(Poly.of(factor))
+            extent = launch.scalars.get(str(ends[0][0].args[0]))
+            if below is not None and extent is not None and _is_own(launch, below, extent, rows):
+                return True
+    return False
+
+
+def _is_own(launch: Launch, below: Poly, extent: sympy.Expr, rows: Rows) -> bool:
+    for name, found in rows.items():
+        for _, row in found:
+            if below == row.poly and sympy.expand(extent - launch.size(name) * row.scale) == 0:
+                return True
+    return False
+
+
+def _in_address(launch: Launch, access: Access) -> set[str]:
+    """Numbers that say where an access is, other than as a stride of the tensor or as the last boundary."""
+    poly = launch.poly(access.poly)
+    tensor = launch.tensors.get(access.arg or "")
+    if tensor is None:
+        return set()
+    strides = {getattr(getattr(s, "node", None), "expr", s) for s in tensor.stride()}
+    names = {n for n in launch.open_in(*poly.leaves) if launch.scalars.get(n) not in strides}
+    if launch.view.roles.get(access.arg or "") != "boundary":
+        return names
+    last = launch.size(access.arg or "") - 1
+    return {n for n in names if sympy.expand(launch.scalars[n] - last) != 0} if names <= set(launch.scalars) else names

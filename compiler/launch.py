@@ -1,0 +1,164 @@
+"""One kernel node of a graph: its scalars and grid as expressions, its tensors, and which rows an access is of."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from capwise.axes import as_expr
+from capwise.facts import val
+from capwise.kernel_access.access import Access
+from capwise.kernel_access.bounds import Bounds, facts_at
+from capwise.kernel_access.symbolic import Node, Poly
+from capwise.kernel_view import KernelView, view_kernel
+from capwise.runtime.kernel_call import GRID, KernelCall
+
+
+@dataclass(frozen=True)
+class Row:
+    """The row of an argument's leading axis that an access is of: `poly` itself, or `poly` elements in rows of
+    `scale`."""
+
+    poly: Poly
+    scale: int = 1
+
+    @property
+    def pids(self) -> set[int]:
+        return {n.args[0] for n in self.poly.leaves if n.op == "pid" and isinstance(n.args[0], int)}
+
+    @property
+    def lanes(self) -> set[int]:
+        return {n.args[1] for n in self.poly.leaves if n.op == "lane" and isinstance(n.args[1], int)}
+
+
+class Launch:
+    """A kernel node's arguments as the analysis sees them.
+
+    scalars, grid: expressions over the graph's symbols. tensors: the fake tensor of each pointer. batch: the symbols
+    that a batch decides; what depends on those is not the same at capture and at replay.
+    """
+
+    def __init__(self, call: KernelCall, node: fx.Node, batch: Mapping[sympy.Symbol, str] | None) -> None:
+        self.call, self.node = call, node
+        given = {a.name: v for a, v in zip(call.op._schema.arguments, node.args)}
+        self.tensors: dict[str, torch.Tensor] = {n: val(given[n]) for n in call.pointers}  # type: ignore[arg-type]
+        self.scalars = {n: _expr(given[n]) for n in call.scalars}
+        self.grid = [_expr(given[n]) for n in GRID]
+        self._batch = None if batch is None else set(batch)
+        self.view = _view(call)
+        self._at = self.view.at({n: int(e) for n, e in self.scalars.items() if e is not None and e.is_Integer})
+
+    # ------------------------------------------------------------------------------------------------ symbols
+    def depends(self, expr: sympy.Expr | None) -> frozenset[sympy.Symbol]:
+        """The batch's symbols in an expression; a number that is none (a float of the host) counts as fixed."""
+        free = frozenset(expr.free_symbols) if expr is not None else frozenset()
+        return free if self._batch is None else free & self._batch
+
+    @property
+    def open(self) -> frozenset[str]:
+        """Scalars that change with the batch."""
+        return frozenset(n for n, e in self.scalars.items() if self.depends(e))
+
+    def size(self, name: str) -> sympy.Expr:
+        """Rows of an argument."""
+        tensor = self.tensors[name]
+        return as_expr(tensor.shape[0]) if tensor.dim() else sympy.Integer(1)
+
+    def is_batch(self, name: str) -> bool:
+        return any(self.depends(as_expr(s)) for s in self.tensors[name].shape)
+
+    def open_in(self, *leaves: Node) -> set[str]:
+        """Names of what changes with the batch among some leaves: scalars, and the grid."""
+        names = {str(n.args[0]) for n in leaves if n.op == "sym"} & self.open
+        grids = {n.args[0] for n in leaves if n.op == "grid"}
+        return names | {GRID[k] for k in grids if isinstance(k, int) and self.depends(self.grid[k])}
+
+    def poly(self, poly: Poly) -> Poly:
+        return self._at.poly(poly)
+
+    def truth(self, node: Node) -> Node:
+        return self._at.truth(node)
+
+    # ------------------------------------------------------------------------------------------------ rows
+    def passes(self, name: str) -> bool:
+        """Whether the kernel is passed the strides of an argument."""
+        return any(a.stride.startswith("passed") for a in self.call.summary[name].axes)
+
+    def width(self, name: str) -> int | None:
+        """Elements of one row, as the kernel steps: the tensor's stride where it is passed, else that of a dense one;
+        None where that is no number."""
+        tensor = self.tensors[name]
+        step: Any = tensor.stride(0) if self.passes(name) else dense_width(tensor)
+        return step if isinstance(step, int) else None
+
+    def row(self, name: str, access: Access) -> Row | None:
+        """Which row of its argument an access is of, where programs and lanes alone decide; None otherwise."""
+        poly = self.poly(access.poly)
+        split = self._split(name, poly)
+        if split is None:
+            return None
+        rows, rest = split
+        found = Row(rows)
+        if rest.terms and not self._within(access, rest, self.width(name)):
+            width = self.width(name)
+            if width is None:
+                return None
+            found = Row(poly, width)
+        own = all(n.op in ("pid", "lane") for n in found.poly.leaves)
+        return found if own and not self.open_in(*found.poly.leaves) else None
+
+    def _split(self, name: str, poly: Poly) -> tuple[Poly, Poly] | None:
+        """An offset as rows and what is left inside of a row."""
+        width = self.width(name)
+        if width is None:
+            return self._by_symbol(name, poly)
+        if self.tensors[name].dim() == 1 and not self.passes(name):
+            return poly, Poly.of(0)
+        rows = Poly({m: c // width for m, c in poly.terms.items() if width and c % width == 0})
+        return rows, Poly({m: c for m, c in poly.terms.items() if not width or c % width})
+
+    def _by_symbol(self, name: str, poly: Poly) -> tuple[Poly, Poly] | None:
+        """Rows that are a passed stride apart which is no number."""
+        step = as_expr(self.tensors[name].stride(0))
+        for node in {n for m in poly.terms for n in m if n.op == "sym"}:
+            if self.scalars.get(str(node.args[0])) == step:
+                inside = {m: c for m, c in poly.terms.items() if node not in m}
+                return poly.coefficient(node), Poly(inside)
+        return None
+
+    def _within(self, access: Access, rest: Poly, width: int | None) -> bool:
+        """0 <= rest < width where the access happens."""
+        if width is None:
+            return not any(n.op == "pid" for n in rest.leaves)
+        facts = [self.poly(f) for f in facts_at(access)]
+        for node in {n for n in rest.leaves if n.op == "pid"}:
+            axis = node.args[0]
+            if isinstance(axis, int) and self.grid[axis].is_Integer:
+                facts.append(Poly.of(int(self.grid[axis]) - 1) - Poly({(node,): 1}))
+        bounds = Bounds(self.view.space, self.view.loops, facts)
+        return bounds.natural(Poly.of(width - 1) - rest) and bounds.natural(rest)
+
+
+def dense_width(tensor: torch.Tensor) -> int | None:
+    """Elements of one row of a dense tensor of this shape; None where that is no number."""
+    inner = tensor.shape[1:]
+    return math.prod(inner) if all(isinstance(n, int) for n in inner) else None
+
+
+def _expr(value: Any) -> Any:
+    known = val(value) if isinstance(value, fx.Node) else value
+    return as_expr(known) if isinstance(known, (int, torch.SymInt)) and not isinstance(known, bool) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _view(call: KernelCall) -> KernelView:
+    return view_kernel(call.kernel, call.signature, call.fixed)
+
+
