@@ -207,7 +207,7 @@ class _Deriver:
 
     # ------------------------------------------------------------------------------------------------ writes
     def _prove(self, arguments: Mapping[str, c.Axes]) -> None:
-        """Padded programs write nothing that lives, rows of their own apart, given the tails that the contract wants."""
+        """Padded programs write nothing that lives, rows of their own apart, given the contract's tails."""
         targets = tuple(dict.fromkeys(a.arg for a in self.fixed_writes if a.arg))
         if not targets or not any(self.launch.depends(g) for g in self.launch.grid):
             return

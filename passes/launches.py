@@ -58,7 +58,7 @@ class Launches(CompilerPass):
         span = self._span(arg) if arg is not None else None
         fits = span is not None and span <= _LIMIT
         remedies = (Remedy("guard", "bound guard"),) if fits else ()
-        note = f"{name} spans at most {span} elements here" if span is not None else f"the extent of {name} has no bound"
+        note = f"the extent of {name} has no bound" if span is None else f"{name} spans at most {span} elements here"
         message = f"offsets of {name} in {node.target} are computed in 32 bits"
         self._add(Hazard("CW403", node, message, f"needs {hazard.needs}", remedies, arg, notes=(note,)), True)
 
