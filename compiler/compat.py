@@ -514,10 +514,9 @@ def hop_launch(node: fx.Node) -> HopLaunch | None:
     """
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
-    given = dict(node.kwargs)
-    kernel: Any = kernel_side_table.get_kernel(given["kernel_idx"])  # type: ignore[arg-type]
-    constants = kernel_side_table.get_constant_args(given["constant_args_idx"])  # type: ignore[arg-type]
-    arguments = {**dict(given["kwargs"]), **constants}  # type: ignore[call-overload]
+    given: dict[str, Any] = dict(node.kwargs)
+    kernel: Any = kernel_side_table.get_kernel(given["kernel_idx"])
+    arguments = {**given["kwargs"], **kernel_side_table.get_constant_args(given["constant_args_idx"])}
     options: dict[str, Any] = {}
     if given.get("tma_descriptor_metadata"):
         return None
@@ -528,7 +527,7 @@ def hop_launch(node: fx.Node) -> HopLaunch | None:
         arguments |= configs[0].kwargs
         options |= {k: v for k, v in configs[0].all_kwargs().items() if k not in configs[0].kwargs}
         kernel = kernel.fn
-    grid = tuple(given["grid"][0])  # type: ignore[index,arg-type]
+    grid = tuple(given["grid"][0])
     arguments = {**_defaults(kernel), **arguments}
     named = {k: v for k, v in arguments.items() if k in kernel.arg_names}
     options |= {k: v for k, v in arguments.items() if k not in kernel.arg_names}

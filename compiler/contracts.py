@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import sympy
@@ -29,6 +32,19 @@ class Found:
 
 HOST = Found("host")
 UNKNOWN = Found("unknown")
+_NONE: Mapping[torch._ops.OpOverload, c.Contract] = MappingProxyType({})
+_OPENED: ContextVar[Mapping[torch._ops.OpOverload, c.Contract]] = ContextVar("capwise_opened_contracts", default=_NONE)
+
+
+@contextlib.contextmanager
+def opened(contracts: Mapping[torch._ops.OpOverload, c.Contract]) -> Iterator[None]:
+    """Inside, ops that nobody declares have these contracts, as `opening.open_op` read them off sample calls; without
+    it an opaque op stays a seam."""
+    token = _OPENED.set({**_OPENED.get(), **contracts})
+    try:
+        yield
+    finally:
+        _OPENED.reset(token)
 
 
 def find(node: fx.Node, names: Mapping[sympy.Symbol, str] | None = None) -> Found:
@@ -43,6 +59,8 @@ def find(node: fx.Node, names: Mapping[sympy.Symbol, str] | None = None) -> Foun
     declared = c.declared(op)
     if declared is not None:
         return Found("declared", contract=declared)
+    if op in _OPENED.get():
+        return Found("derived", contract=_OPENED.get()[op])
     if call_of(op) is not None:
         found = derive(node, names)
         return Found("unknown" if found.contract is None else "derived", found.contract, derived=found)

@@ -7,7 +7,7 @@ kernel does is a reason not to derive a contract, and the launch is a seam.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import sympy
@@ -19,6 +19,7 @@ from capwise.kernel_access import BuildError, prove_sentinel
 from capwise.kernel_access.access import Access
 from capwise.kernel_access.machine import Unfollowed
 from capwise.kernel_access.parse import ParseError
+from capwise.kernel_access.sentinel import Tail
 from capwise.kernel_access.symbolic import addressing
 from capwise.launch import Launch, Row, dense_width
 from capwise.ops import contract as c
@@ -38,9 +39,9 @@ class Unproved:
 class Derivation:
     """What was read off one launch.
 
-    contract: None where the launch is not understood; `reasons` say why. nulls: slot values with which nothing is
-    written. in_range: slot arguments whose every value is used as a row of another argument. unproved: writes that no
-    tail value rules out. proofs: what keeps padded programs from writing.
+    contract: None where the launch is not understood; `reasons` say why. strides: what the kernel takes for granted of
+    them. nulls: slot values with which nothing is written. in_range: slot arguments whose every value is used as a row
+    of another argument. unproved: writes that no tail value rules out. proofs: what keeps padded programs from writing.
     """
 
     call: KernelCall
@@ -50,6 +51,7 @@ class Derivation:
     in_range: dict[str, str] = field(default_factory=dict)
     unproved: list[Unproved] = field(default_factory=list)
     proofs: tuple[str, ...] = ()
+    strides: Mapping[str, c.Stride] = field(default_factory=dict)
 
 
 def derive(node: fx.Node, names: Mapping[sympy.Symbol, str] | None = None) -> Derivation:
@@ -60,15 +62,20 @@ def derive(node: fx.Node, names: Mapping[sympy.Symbol, str] | None = None) -> De
     """
     call = call_of(node.target)
     assert call is not None
+    return derive_launch(call, lambda: Launch.of(call, node, names), names or {})
+
+
+def derive_launch(call: KernelCall, make: Callable[[], Launch], names: Mapping[sympy.Symbol, str]) -> Derivation:
+    """The contract of one launch; `make` gives it, where the kernel can be read."""
     found = Derivation(call, reasons=list(call.summary.unknown))
     if found.reasons:
         return found
     try:
-        launch = Launch(call, node, names)
+        launch = make()
     except (BuildError, ParseError, Unfollowed, RecursionError) as error:
         found.reasons.append(f"{type(error).__name__}: {error}")
         return found
-    _Deriver(launch, found, names or {}).run()
+    _Deriver(launch, found, names).run()
     return found
 
 
@@ -81,6 +88,8 @@ class _Deriver:
 
     def run(self) -> None:
         """Collects rows, then asks each question; any reason on the way leaves the contract open."""
+        strides = {n: s for n in self.launch.call.pointers if (s := self._stride(n)) is not None}
+        self.found.strides = strides
         for name in self.launch.call.pointers:
             self._classify(name)
         self._agree()
@@ -90,16 +99,16 @@ class _Deriver:
         arguments = {name: self._axes(name) for name in self.launch.call.pointers}
         self._slots(arguments)
         self._prove(arguments)
-        strides = {n: s for n in self.launch.call.pointers if (s := self._stride(n)) is not None}
         if self.found.reasons:
             return
         requests = {n: a for n, a in arguments.items() if n in self.roles}
         rows = {n: a for n, a in arguments.items() if n not in requests}
         written = tuple(n for n, a in arguments.items() if a.write)
-        widths = [a.width for a in self.launch.view.accesses]
+        codes = {(h.code, h.verdict) for row in self.launch.call.summary.arguments for h in row.hazards}
         self.found.contract = c.Contract(
             rows=rows, requests=requests, locality=self._locality(), strides=strides, host=tuple(sorted(host)),
-            state=written, overlap=self._overlaps(), offset_bits=min(widths, default=64), source="derived",
+            state=written, overlap=("CW304", "refuted") in codes, source="derived",
+            offset_bits=32 if any(code == "CW403" for code, _ in codes) else 64,
         )  # fmt: skip
 
     def _reason(self, text: str) -> None:
@@ -150,8 +159,8 @@ class _Deriver:
 
     def _check_group(self, group: list[tuple[str, Access, Row]]) -> None:
         first = next((row for _, a, row in group if a.kind != "load"), group[0][2])
-        mixed = self.launch.view.combined
-        if first.lanes and (None in mixed or first.lanes & mixed):
+        view = self.launch.view
+        if any(view.mixes(access.shape, *lane) for _, access, row in group for lane in row.lanes):
             self._reason("values of several rows are combined in one program")
         for name, access, row in group:
             gap = (row.poly - first.poly).const
@@ -206,18 +215,22 @@ class _Deriver:
         return any(n.op == "load" and n.args[0] == slot for n in addressing(access.poly))
 
     # ------------------------------------------------------------------------------------------------ writes
-    def _prove(self, arguments: Mapping[str, c.Axes]) -> None:
+    def _prove(self, arguments: dict[str, c.Axes]) -> None:
         """Padded programs write nothing that lives, rows of their own apart, given the contract's tails."""
         targets = tuple(dict.fromkeys(a.arg for a in self.fixed_writes if a.arg))
         if not targets or not any(self.launch.depends(g) for g in self.launch.grid):
             return
-        tails: dict[str, int | str] = {}
-        for name, axes in arguments.items():
-            if isinstance(axes.tail, c.Last):
-                tails[name] = "last"
-            elif isinstance(axes.tail, c.Fill):
-                tails[name] = int(axes.tail.value)
-        proof = prove_sentinel(self.launch.call.summary, tails, targets)  # type: ignore[arg-type]
+        summary = self.launch.call.summary
+        nulls = {n for n, axes in arguments.items() if axes.null is not None}
+        proof = prove_sentinel(summary, _tails({n: a for n, a in arguments.items() if n not in nulls}), targets)
+        if proof.verdict == "proved":
+            # Whatever the slot, nothing is written: the boundaries' own tail is enough.
+            for name in nulls:
+                arguments[name] = replace(arguments[name], tail=c.Any())
+                self.found.nulls.pop(name)
+                self._reads_through(name)
+        else:
+            proof = prove_sentinel(summary, _tails(arguments), targets)
         if proof.verdict == "proved":
             self.found.proofs = proof.path
             return
@@ -233,13 +246,13 @@ class _Deriver:
         tensor = self.launch.tensors[name]
         axes = self.launch.call.summary[name].axes
         taken = [a for a in axes if not a.stride.startswith("passed")]
-        if not taken or not tensor.dim():
+        if not taken or not tensor.shape:
             return None
         if any(a.stride == "unknown" for a in taken):
             self._reason(f"the stride of {name} along {taken[0].by} is not known")
             return None
         passed = {a.stride for a in axes} - {a.stride for a in taken}
-        if all(a.stride == "unit" for a in taken) and len(passed) >= tensor.dim() - 1:
+        if all(a.stride == "unit" for a in taken) and len(passed) >= len(tensor.shape) - 1:
             return c.Unit()
         numbers = {int(a.stride.partition(":")[2]) for a in taken if a.stride.startswith("constant")}
         return self._dense(name, numbers)
@@ -251,28 +264,35 @@ class _Deriver:
         known: set[int] = {1}
         for size in reversed(tensor.shape[1:]):
             known.add(max(known) * size if isinstance(size, int) else 0)
-        if width is None or any(n % width and n not in known for n in numbers if tensor.dim() > 1):
+        if width is None or any(n % width and n not in known for n in numbers if len(tensor.shape) > 1):
             self._reason(f"{name} is taken to have strides {sorted(numbers)}")
             return None
-        if tensor.dim() == 1 and numbers - {1}:
-            return c.Unit() if self._is_tiled(name) else self._refuse(name, numbers)
-        return c.Contiguous() if tensor.dim() > 1 else c.Unit()
+        if len(tensor.shape) == 1 and numbers - {1}:
+            if not self._is_tiled(name):
+                self._reason(f"{name} is taken to have stride {max(numbers)}")
+            return c.Unit()
+        return c.Contiguous() if len(tensor.shape) > 1 else c.Unit()
 
     def _is_tiled(self, name: str) -> bool:
         """A constant times a program id is a tile of that many elements, not a stride."""
         return any(a.stride == "unit" for a in self.launch.call.summary[name].axes)
 
-    def _refuse(self, name: str, numbers: set[int]) -> None:
-        self._reason(f"{name} is taken to have stride {max(numbers)}")
-
     # ------------------------------------------------------------------------------------------------ the op
     def _locality(self) -> c.Locality:
-        if self.fixed_writes:
+        if self.found.unproved:
             return "global"
         if "boundary" in self.roles.values():
             return "segment"
         rows = [row.poly for found in self.rows.values() for _, row in found]
         return "row" if all(r == rows[0] for r in rows) else "prefix"
 
-    def _overlaps(self) -> bool:
-        return any(h.code == "CW304" for row in self.launch.call.summary.arguments for h in row.hazards)
+
+def _tails(arguments: Mapping[str, c.Axes]) -> dict[str, Tail]:
+    """The tails that a contract asks for, as `prove_sentinel` takes them."""
+    tails: dict[str, Tail] = {}
+    for name, axes in arguments.items():
+        if isinstance(axes.tail, c.Last):
+            tails[name] = "last"
+        elif isinstance(axes.tail, c.Fill):
+            tails[name] = int(axes.tail.value)
+    return tails

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from capwise.kernel_access.access import Access, Loop
-from capwise.kernel_access.symbolic import Node, Poly
+from capwise.kernel_access.symbolic import Node, Poly, addressing
 from capwise.launch import Launch, Row
 
 Rows = Mapping[str, Sequence[tuple[Access, Row]]]
@@ -60,20 +60,34 @@ def _moves(node: Node, searching: set[int]) -> bool:
 
 
 def ends_rows(launch: Launch, test: Node, rows: Rows) -> bool:
-    """The comparison is `row < extent`, for the program's own row of an axis of that extent."""
+    """The comparison is `row < extent`, for the program's own row of an axis of that extent, or for a boundary."""
     inner = test.args[0] if test.op == "not" else test
     if not isinstance(inner, Node) or inner.op != "ge":
         return False
     (poly,) = inner.polys()
-    for sign in (poly, -poly - 1):
+    for sign in (poly, -poly - 1):  # the comparison, or what it is the negation of
         ends = [m for m in sign.terms if any(launch.open_in(n) for n in m)]
         if len(ends) == 1 and len(ends[0]) == 1 and sign.terms[ends[0]] > 0:
             factor = sign.terms[ends[0]]
             below = (Poly({ends[0]: factor}) - sign - 1).divided(Poly.of(factor))
             extent = launch.scalars.get(str(ends[0][0].args[0]))
-            if below is not None and extent is not None and _is_own(launch, below, extent, rows):
-                return True
+            if below is not None and extent is not None:
+                if _is_own(launch, below, extent, rows) or _is_boundary(launch, below):
+                    return True
     return False
+
+
+def _is_boundary(launch: Launch, below: Poly) -> bool:
+    """Boundaries that a live program reads name live rows: they are below the live extent and the captured one."""
+    leaves = addressing(below)
+    return bool(leaves) and all(n.op == "load" or n.op == "pid" and _inside(n, leaves) for n in leaves) and all(
+        launch.view.roles.get(str(n.args[0])) == "boundary" for n in leaves if n.op == "load"
+    )
+
+
+def _inside(node: Node, leaves: set[Node]) -> bool:
+    """A program id that only says which boundary is read."""
+    return any(n.op == "load" and node in n.leaves for n in leaves)
 
 
 def _is_own(launch: Launch, below: Poly, extent: sympy.Expr, rows: Rows) -> bool:
@@ -90,7 +104,7 @@ def _in_address(launch: Launch, access: Access) -> set[str]:
     tensor = launch.tensors.get(access.arg or "")
     if tensor is None:
         return set()
-    strides = {getattr(getattr(s, "node", None), "expr", s) for s in tensor.stride()}
+    strides = {sympy.sympify(s) for s in tensor.strides}
     names = {n for n in launch.open_in(*poly.leaves) if launch.scalars.get(n) not in strides}
     if launch.view.roles.get(access.arg or "") != "boundary":
         return names

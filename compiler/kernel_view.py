@@ -24,13 +24,15 @@ _COMBINES = ("tt.reduce", "tt.scan")
 _REORDERS = ("tt.dot", "tt.gather", "tt.histogram", "tt.cat", "tt.join", "tt.split", "tt.map_elementwise")
 _AXIS = re.compile(r"axis = (\d+)")
 
+Combined = tuple[tuple[int, ...], int]
+
 
 @dataclass(frozen=True)
 class KernelView:
     """One kernel, at the values of its scalars that a launch knows.
 
-    tests: comparisons. content: integers that are stored or turned into other data. combined: extents of lanes that
-    are combined with each other; None among them where they are not known.
+    tests: comparisons. content: integers that are stored or turned into other data. combined: the tiles whose lanes are
+    combined along one dimension, as (shape, dimension); None among them where that is not known.
     """
 
     accesses: tuple[Access, ...]
@@ -39,7 +41,15 @@ class KernelView:
     roles: Mapping[str, Role]
     tests: tuple[Node, ...]
     content: tuple[Poly, ...]
-    combined: frozenset[int | None]
+    combined: frozenset[Combined | None]
+
+    def mixes(self, shape: tuple[int, ...], dim: int, size: int) -> bool:
+        """Whether lanes along a dimension of a tile of this shape may be combined with each other. A tile of another
+        shape is told by the extent alone."""
+        for one in self.combined:
+            if one is None or (dim == one[1] if one[0] == shape else size == one[0][one[1]]):
+                return True
+        return False
 
     def at(self, scalars: Mapping[str, int]) -> Rewriter:
         """Rewrites expressions with scalar arguments replaced by numbers."""
@@ -73,7 +83,7 @@ def view_kernel(kernel: Any, signature: Mapping[str, str], fixed: Mapping[str, A
 class _Seen:
     tests: dict[Node, None] = field(default_factory=dict)
     content: dict[Poly, None] = field(default_factory=dict)
-    combined: set[int | None] = field(default_factory=set)
+    combined: set[Combined | None] = field(default_factory=set)
 
 
 class _Watcher(Machine):
@@ -98,15 +108,21 @@ class _Watcher(Machine):
                 if isinstance(value, Int):
                     self.seen.content[value.poly] = None
         elif op.name in _COMBINES:
-            self.seen.combined |= _extents(op)
-        elif op.name in _REORDERS:
+            self.seen.combined |= _combined(op)
+        elif op.name in _REORDERS or _is_moved(op):
             self.seen.combined.add(None)
 
 
-def _extents(op: Op) -> set[int | None]:
-    """The extent along which a reduction or scan runs."""
+def _combined(op: Op) -> set[Combined | None]:
+    """The tiles that a reduction or scan runs over, and along which dimension."""
     axis = _AXIS.search(op.text)
     shapes = [parse_type(t).shape for t in split_top(op.types.partition("->")[0].strip().strip("()"))]
     if axis is None or not shapes or any(len(s) <= int(axis.group(1)) for s in shapes):
         return {None}
-    return {s[int(axis.group(1))] for s in shapes}
+    return {(shape, int(axis.group(1))) for shape in shapes}
+
+
+def _is_moved(op: Op) -> bool:
+    """Lanes of a tile change their dimension, so that its shape does not tell where rows are."""
+    source = parse_type(op.types.partition("->")[0])
+    return op.name in ("tt.trans", "tt.reshape") and len(source.shape) > 1

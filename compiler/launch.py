@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,26 +34,58 @@ class Row:
         return {n.args[0] for n in self.poly.leaves if n.op == "pid" and isinstance(n.args[0], int)}
 
     @property
-    def lanes(self) -> set[int]:
-        return {n.args[1] for n in self.poly.leaves if n.op == "lane" and isinstance(n.args[1], int)}
+    def lanes(self) -> set[tuple[int, int]]:
+        """Lanes of a tile that are rows: dimension and extent. Of elements in rows of `scale`, what leaves a row."""
+        found = set()
+        for node in self.poly.nodes():
+            for leaf in (n for n in node.leaves if n.op == "lane"):
+                step = self.poly.coefficient(node).const
+                dim, size = leaf.args
+                whole = leaf is not node or self.scale == 1 or step is None or abs(step) * size > self.scale  # type: ignore[operator]
+                if whole and isinstance(dim, int) and isinstance(size, int):
+                    found.add((dim, size))
+        return found
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes and strides of a tensor argument: ints, or expressions where they change with the batch."""
+
+    shape: tuple[Any, ...]
+    strides: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Layout:
+        return cls(tuple(map(_plain, tensor.shape)), tuple(map(_plain, tensor.stride())))
 
 
 class Launch:
-    """A kernel node's arguments as the analysis sees them.
+    """A launch's arguments as the analysis sees them.
 
-    scalars, grid: expressions over the graph's symbols. tensors: the fake tensor of each pointer. batch: the symbols
-    that a batch decides; what depends on those is not the same at capture and at replay.
+    scalars, grid: expressions over symbols. tensors: the layout of each pointer argument. batch: the symbols that a
+    batch decides; what depends on those is not the same at capture and at replay. All of them where None.
     """
 
-    def __init__(self, call: KernelCall, node: fx.Node, batch: Mapping[sympy.Symbol, str] | None) -> None:
-        self.call, self.node = call, node
-        given = {a.name: v for a, v in zip(call.op._schema.arguments, node.args)}
-        self.tensors: dict[str, torch.Tensor] = {n: val(given[n]) for n in call.pointers}  # type: ignore[arg-type]
-        self.scalars = {n: _expr(given[n]) for n in call.scalars}
-        self.grid = [_expr(given[n]) for n in GRID]
+    def __init__(
+        self,
+        call: KernelCall,
+        tensors: Mapping[str, Layout],
+        scalars: Mapping[str, Any],
+        grid: Sequence[Any],
+        batch: Mapping[sympy.Symbol, str] | None,
+    ) -> None:
+        self.call, self.tensors, self.scalars, self.grid = call, dict(tensors), dict(scalars), list(grid)
         self._batch = None if batch is None else set(batch)
         self.view = _view(call)
         self._at = self.view.at({n: int(e) for n, e in self.scalars.items() if e is not None and e.is_Integer})
+
+    @classmethod
+    def of(cls, call: KernelCall, node: fx.Node, batch: Mapping[sympy.Symbol, str] | None) -> Launch:
+        """The launch that a graph's node is."""
+        given = {a.name: v for a, v in zip(call.op._schema.arguments, node.args)}
+        tensors = {n: Layout.of(val(given[n])) for n in call.pointers}  # type: ignore[arg-type]
+        scalars = {n: _expr(given[n]) for n in call.scalars}
+        return cls(call, tensors, scalars, [_expr(given[n]) for n in GRID], batch)
 
     # ------------------------------------------------------------------------------------------------ symbols
     def depends(self, expr: sympy.Expr | None) -> frozenset[sympy.Symbol]:
@@ -69,7 +101,7 @@ class Launch:
     def size(self, name: str) -> sympy.Expr:
         """Rows of an argument."""
         tensor = self.tensors[name]
-        return as_expr(tensor.shape[0]) if tensor.dim() else sympy.Integer(1)
+        return as_expr(tensor.shape[0]) if tensor.shape else sympy.Integer(1)
 
     def is_batch(self, name: str) -> bool:
         return any(self.depends(as_expr(s)) for s in self.tensors[name].shape)
@@ -95,7 +127,7 @@ class Launch:
         """Elements of one row, as the kernel steps: the tensor's stride where it is passed, else that of a dense one;
         None where that is no number."""
         tensor = self.tensors[name]
-        step: Any = tensor.stride(0) if self.passes(name) else dense_width(tensor)
+        step: Any = tensor.strides[0] if self.passes(name) else dense_width(tensor)
         return step if isinstance(step, int) else None
 
     def row(self, name: str, access: Access) -> Row | None:
@@ -119,14 +151,14 @@ class Launch:
         width = self.width(name)
         if width is None:
             return self._by_symbol(name, poly)
-        if self.tensors[name].dim() == 1 and not self.passes(name):
+        if len(self.tensors[name].shape) == 1 and not self.passes(name):
             return poly, Poly.of(0)
         rows = Poly({m: c // width for m, c in poly.terms.items() if width and c % width == 0})
         return rows, Poly({m: c for m, c in poly.terms.items() if not width or c % width})
 
     def _by_symbol(self, name: str, poly: Poly) -> tuple[Poly, Poly] | None:
         """Rows that are a passed stride apart which is no number."""
-        step = as_expr(self.tensors[name].stride(0))
+        step = as_expr(self.tensors[name].strides[0])
         for node in {n for m in poly.terms for n in m if n.op == "sym"}:
             if self.scalars.get(str(node.args[0])) == step:
                 inside = {m: c for m, c in poly.terms.items() if node not in m}
@@ -146,10 +178,16 @@ class Launch:
         return bounds.natural(Poly.of(width - 1) - rest) and bounds.natural(rest)
 
 
-def dense_width(tensor: torch.Tensor) -> int | None:
+def dense_width(tensor: Layout) -> int | None:
     """Elements of one row of a dense tensor of this shape; None where that is no number."""
     inner = tensor.shape[1:]
     return math.prod(inner) if all(isinstance(n, int) for n in inner) else None
+
+
+def _plain(size: Any) -> Any:
+    """A size as an int, or as an expression."""
+    expr = as_expr(size)
+    return int(expr) if expr.is_Integer else expr
 
 
 def _expr(value: Any) -> Any:

@@ -11,6 +11,7 @@ from capwise.derive import Derivation
 from capwise.facts import facts, is_tensor, storage_of, val
 from capwise.kernel_access import KernelHazard
 from capwise.ops import aten
+from capwise.ops.contract import Contract
 from capwise.transfer.flow import Hazard, Remedy
 
 _LIMIT = 2**31
@@ -30,7 +31,17 @@ class Launches(CompilerPass):
             found = facts(node).found
             if found is not None and found.derived is not None:
                 self._kernel(node, found.derived)
+            if found is not None and found.source == "derived":
+                self._assumed(node, found.contract, found.derived is None)
         return False
+
+    def _assumed(self, node: fx.Node, contract: Contract, opened: bool) -> None:
+        said = []
+        if opened:
+            said.append(f"the contract of {node.target} was read off what it launches for sample calls")
+        if contract.locality == "segment":
+            said.append(f"{node.target} finds the same request however often the last boundary is repeated")
+        self.state.report.assumptions += [text for text in said if text not in self.state.report.assumptions]
 
     def _kernel(self, node: fx.Node, found: Derivation) -> None:
         for row in found.call.summary.arguments:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import fx
 
 from capwise.derive import Derivation, Unproved
@@ -25,6 +26,7 @@ def launch(flow: Flow, node: fx.Node, found: Derivation) -> None:
 
 
 def _argument(node: fx.Node, name: str) -> fx.Node:
+    assert isinstance(node.target, torch._ops.OpOverload)
     value = aten.argument(node.target, node.args, node.kwargs, name)
     assert isinstance(value, fx.Node)
     return value
