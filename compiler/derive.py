@@ -130,6 +130,8 @@ class _Deriver:
                 self.fixed_writes.append(access)
             elif batch and self.roles.get(name) != "boundary" and not self._is_named(access):
                 self._reason(f"line {access.line} reads rows of {name} other than the program's own")
+            elif not launch.stays_inside(name, access):
+                self._reason(f"line {access.line} may read past the end of {name} in a padded program")
 
     def _is_named(self, access: Access) -> bool:
         """Rows that a loaded value or the end of a search names: live ones, for a live program."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from capwise.kernel_access.access import Access, Loop
-from capwise.kernel_access.symbolic import Node, Poly, addressing
+from capwise.kernel_access.symbolic import LEAVES, Node, Poly, addressing
 from capwise.launch import Launch, Row
 
 Rows = Mapping[str, Sequence[tuple[Access, Row]]]
@@ -28,10 +28,10 @@ def check_scalars(launch: Launch, rows: Rows, reasons: list[str]) -> set[str]:
         if names and loop.ident not in searching:
             reasons.append(f"the loop at line {loop.line} depends on {', '.join(sorted(names))}")
     for poly in view.content:
-        host |= launch.open_in(*launch.poly(poly).leaves)
+        host |= launch.open_in(*_surface(launch.poly(poly)))
     for test in view.tests:
         node = launch.truth(test)
-        names = launch.open_in(*node.leaves)
+        names = launch.open_in(*_surface(node))
         if names and not _moves(node, searching) and not ends_rows(launch, node, rows):
             host |= names
     for access in view.accesses:
@@ -53,6 +53,20 @@ def _leaves(launch: Launch, loop: Loop) -> set[Node]:
     polys += [first for first, _ in loop.carried.values()]
     leaves = set().union(*(launch.poly(p).leaves for p in polys))
     return leaves | (launch.truth(loop.condition).leaves if loop.condition is not None else set())
+
+
+def _surface(part: Poly | Node) -> set[Node]:
+    """Leaves that are not only in the address of what is loaded: accesses are looked at by themselves."""
+    found: set[Node] = set()
+    todo = [part] if isinstance(part, Node) else list(part.nodes())
+    while todo:
+        node = todo.pop()
+        if node.op in LEAVES:
+            found.add(node)
+        if node.op != "load":
+            todo += [a for a in node.args if isinstance(a, Node)]
+            todo += [n for p in node.polys() for n in p.nodes()]
+    return found
 
 
 def _moves(node: Node, searching: set[int]) -> bool:
@@ -98,6 +112,18 @@ def _is_own(launch: Launch, below: Poly, extent: sympy.Expr, rows: Rows) -> bool
     return False
 
 
+def _clamping(launch: Launch, name: str, poly: Poly) -> set[str]:
+    """The number of rows, where what a search ends with is kept below it: what a live program finds is below anyway."""
+    found: set[str] = set()
+    for node in (n for n in poly.nodes() if n.op == "min"):
+        ends = [p for p in node.polys() if any(n.op in ("exit", "carry") for n in p.leaves)]
+        limits = [p for p in node.polys() if p not in ends]
+        names = launch.open_in(*(leaf for p in limits for leaf in p.leaves))
+        if ends and all(launch.scalars.get(n) == launch.size(name) for n in names):
+            found |= names
+    return found
+
+
 def _in_address(launch: Launch, access: Access) -> set[str]:
     """Numbers that say where an access is, other than as a stride of the tensor or as the last boundary."""
     poly = launch.poly(access.poly)
@@ -106,6 +132,7 @@ def _in_address(launch: Launch, access: Access) -> set[str]:
         return set()
     strides = {sympy.sympify(s) for s in tensor.strides}
     names = {n for n in launch.open_in(*poly.leaves) if launch.scalars.get(n) not in strides}
+    names -= _clamping(launch, access.arg or "", poly)
     if launch.view.roles.get(access.arg or "") != "boundary":
         return names
     last = launch.size(access.arg or "") - 1

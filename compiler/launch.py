@@ -12,11 +12,12 @@ import sympy
 import torch
 from torch import fx
 
-from capwise.axes import as_expr
+from capwise.axes import as_expr, only_grows
 from capwise.facts import val
 from capwise.kernel_access.access import Access
-from capwise.kernel_access.bounds import Bounds, facts_at
-from capwise.kernel_access.symbolic import Node, Poly
+from capwise.kernel_access.bounds import Bounds, extent, facts_at
+from capwise.kernel_access.printing import to_sympy
+from capwise.kernel_access.symbolic import Node, Poly, addressing
 from capwise.kernel_view import KernelView, view_kernel
 from capwise.runtime.kernel_call import GRID, KernelCall
 
@@ -145,6 +146,24 @@ class Launch:
             found = Row(poly, width)
         own = all(n.op in ("pid", "lane") for n in found.poly.leaves)
         return found if own and not self.open_in(*found.poly.leaves) else None
+
+    def stays_inside(self, name: str, access: Access) -> bool:
+        """Whether what the end of a search names exists, also where a padded program finds nothing. What loaded values
+        name is another question."""
+        if not any(n.op in ("exit", "carry") for n in addressing(access.poly)):
+            return True
+        high, _ = extent(access)
+        width = self.width(name)
+        if high is None or width is None or any(n.op not in ("sym", "grid") for n in self.poly(high).leaves):
+            return False
+        known = {sympy.Symbol(n): e for n, e in self.scalars.items() if e is not None}
+        known |= {sympy.Symbol(f"grid{k}"): e for k, e in enumerate(self.grid)}
+        plain = to_sympy(self.poly(high))
+        named = plain.xreplace({s: known.get(sympy.Symbol(s.name), s) for s in plain.free_symbols})
+        room = sympy.expand(self.size(name) * width - named)
+        if not room.is_number and not only_grows(room):
+            return False
+        return bool(room.subs(dict.fromkeys(room.free_symbols, 1)) >= 0)
 
     def _split(self, name: str, poly: Poly) -> tuple[Poly, Poly] | None:
         """An offset as rows and what is left inside of a row."""

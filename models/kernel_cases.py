@@ -50,6 +50,21 @@ def search_kernel(starts_ptr, out_ptr, num_reqs):
 
 
 @jit
+def search_row_kernel(starts_ptr, scale_ptr, out_ptr, num_reqs, CLAMP: tl.constexpr):
+    t = tl.program_id(0)
+    lo = 0
+    hi = num_reqs
+    while lo < hi:
+        mid = (lo + hi) // 2
+        if tl.load(starts_ptr + mid + 1) <= t:
+            lo = mid + 1
+        else:
+            hi = mid
+    row = tl.minimum(lo, num_reqs - 1) if CLAMP else lo
+    tl.store(out_ptr + t, tl.load(scale_ptr + row))
+
+
+@jit
 def write_checked_kernel(x_ptr, state_ptr, idx_ptr, stride_x, stride_state, NULL: tl.constexpr, H: tl.constexpr):
     r = tl.program_id(0).to(tl.int64)
     slot = tl.load(idx_ptr + r).to(tl.int64)
@@ -163,6 +178,19 @@ class Searches(nn.Module):
     def forward(self, x, starts):
         out = torch.empty(x.shape[0], dtype=torch.int32, device=x.device)
         search_kernel[(x.shape[0],)](starts, out, starts.shape[0] - 1)
+        return out
+
+
+class Scales(nn.Module):
+    """A value of every token's request; a padded token has none. clamp: it takes the last one's."""
+
+    def __init__(self, clamp: bool) -> None:
+        super().__init__()
+        self.clamp = clamp
+
+    def forward(self, x, starts, slots):
+        out = torch.empty(x.shape[0], dtype=torch.int32, device=x.device)
+        search_row_kernel[(x.shape[0],)](starts, slots, out, slots.shape[0], CLAMP=self.clamp)
         return out
 
 

@@ -148,6 +148,15 @@ def test_a_search_over_a_frozen_request_count_is_filled_with_the_last_boundary()
     assert {d.repair for d in _found(safe.report, "CW201")} == {"fill last"} and not safe.report.seams
 
 
+@pytest.mark.parametrize("clamp", [True, False])
+def test_a_row_that_a_padded_token_does_not_find_is_captured_only_where_it_exists(clamp):
+    result = capwise.verify(k.case(k.Scales(clamp), "x", "starts", "slots"))
+    assert result.ok and bool(result.report.seams) is not clamp
+    if not clamp:
+        (found,) = _found(result.report, "CW001")
+        assert any("may read past the end of scale_ptr in a padded program" in note for note in found.notes)
+
+
 @pytest.mark.parametrize("null", [0, -1])
 def test_a_null_checked_write_is_proved_to_do_nothing_for_padded_rows(null):
     case = k.case(k.Writes(null), "x", "rows", "slots")
