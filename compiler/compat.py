@@ -13,6 +13,7 @@ import linecache
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +218,8 @@ def recording_launches(record: Callable[[Any, Any, dict[str, Any]], None]) -> It
 
         JITFunction.run = launch
         try:
-            yield
+            with _first_config():
+                yield
         finally:
             JITFunction.run = before
 
@@ -333,3 +335,154 @@ def resumed_place(gm: fx.GraphModule) -> Any:
     line = code.co_name.rpartition("_at_")[2]
     span = Span(code.co_filename, int(line) if line.isdigit() else code.co_firstlineno)
     return Diagnostic("CW002", "refuted", "graph", "the graph breaks here", "eager Python runs here", span, "seam")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models that launch Triton kernels, traced and run on a machine without a GPU.
+
+
+class TargetOnly:
+    """A Triton driver that knows a target and has no device."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        return kind
+
+
+def has_device() -> bool:
+    """Whether Triton can launch here by itself: a CUDA or ROCm device is there."""
+    return torch.cuda.is_available()
+
+
+@contextlib.contextmanager
+def tracing_kernels() -> Iterator[None]:
+    """Inside, Dynamo takes `kernel[grid](...)` into the graph also where no device is. With a device, or without
+    Triton, nothing is patched.
+
+    Patched and put back: `torch.utils._triton.has_triton`, and Triton's active driver.
+    """
+    try:
+        from triton.runtime import driver
+    except ImportError:
+        yield
+        return
+    if has_device():
+        yield
+        return
+    utils = torch.utils._triton
+    before, active = utils.has_triton, driver._active
+    try:
+        utils.has_triton = lambda: True  # type: ignore[assignment]
+        driver.set_active(TargetOnly())
+        yield
+    finally:
+        utils.has_triton = before
+        driver._active = active
+
+
+@contextlib.contextmanager
+def eager_kernels() -> Iterator[None]:
+    """Inside, eager code may launch Triton kernels where no device is: each runs in the interpreter, while an op that
+    has a torch body for CPU tensors still takes that. With a device nothing is patched."""
+    try:
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        yield
+        return
+    if has_device() or interpreting():
+        yield
+        return
+    before = JITFunction.run
+    with _first_config():
+        try:
+            JITFunction.run = _launch
+            yield
+        finally:
+            JITFunction.run = before
+
+
+@contextlib.contextmanager
+def _first_config() -> Iterator[None]:
+    """An autotuned kernel takes its first configuration: there is nothing to time."""
+    from triton.runtime.autotuner import Autotuner
+
+    before = Autotuner.run
+
+    def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        return tuner.fn.run(*args, **{**kwargs, **tuner.configs[0].all_kwargs()})
+
+    try:
+        Autotuner.run = run
+        yield
+    finally:
+        Autotuner.run = before
+
+
+@dataclass(frozen=True)
+class HopLaunch:
+    """What a kernel's node of the graph says: the JITFunction, its grid, its arguments, what else was given."""
+
+    kernel: Any
+    grid: tuple[Any, ...]
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+
+def is_kernel_node(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in (
+        "triton_kernel_wrapper_mutation",
+        "triton_kernel_wrapper_functional",
+    )
+
+
+def hop_launch(node: fx.Node) -> HopLaunch | None:
+    """Reads a kernel's node. None for what has no plain launch: tensor descriptors made on the host, hooks.
+
+    Of an autotuned kernel the first configuration is taken.
+    """
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    given: dict[str, Any] = dict(node.kwargs)
+    kernel: Any = kernel_side_table.get_kernel(given["kernel_idx"])
+    arguments = {**given["kwargs"], **kernel_side_table.get_constant_args(given["constant_args_idx"])}
+    options: dict[str, Any] = {}
+    if given.get("tma_descriptor_metadata"):
+        return None
+    while not hasattr(kernel, "params"):
+        configs = getattr(kernel, "configs", None)
+        if not configs or configs[0].pre_hook is not None or getattr(kernel, "reset_to_zero", None):
+            return None
+        arguments |= configs[0].kwargs
+        options |= {k: v for k, v in configs[0].all_kwargs().items() if k not in configs[0].kwargs}
+        kernel = kernel.fn
+    grid = tuple(given["grid"][0])
+    arguments = {**_defaults(kernel), **arguments}
+    named = {k: v for k, v in arguments.items() if k in kernel.arg_names}
+    options |= {k: v for k, v in arguments.items() if k not in kernel.arg_names}
+    return HopLaunch(kernel, grid, named, options)
+
+
+def triton_op_body(target: Any) -> Callable[..., Any] | None:
+    """The Python body of a `torch.library.triton_op`, which is made to be traced; None for any other op."""
+    import torch._library.triton as library
+    from torch._library.custom_ops import OPDEFS
+
+    schema = getattr(target, "_schema", None)
+    name = schema.name if schema is not None else getattr(target, "_qualified_op_name", "")
+    if name not in getattr(library, "triton_ops_to_kernels", {}):
+        return None
+    definition = OPDEFS.get(name)
+    return definition._abstract_fn if definition is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +99,8 @@ class CompiledModel:
         self._extents: dict[str, int] = {}
         self._last: Variant | None = None
         self._outs: list[Any] = []
+        # What Dynamo needs patched while it traces; undone before anything runs.
+        self._tracing = ExitStack()
         self._warned: set[str] = set()
 
     # ------------------------------------------------------------------------------------------------ calls
@@ -177,7 +180,8 @@ class CompiledModel:
         if unbacked not in self._compiled:
             self._compiled[unbacked] = torch.compile(self._named, backend=self._backend, fullgraph=True)
         try:
-            with torch.no_grad(), compat.dynamo_settings(unbacked_ints(specs), unbacked):
+            with torch.no_grad(), compat.dynamo_settings(unbacked_ints(specs), unbacked), self._tracing:
+                self._tracing.enter_context(compat.tracing_kernels())
                 self._marked = mark(batch, specs, unbacked)
                 return self._compiled[unbacked](self._marked)
         except compat.branch_errors() as error:
@@ -201,11 +205,13 @@ class CompiledModel:
             self.report.merge(program.report)
             if self.options.dump is not None:
                 dump(program, self.options.dump)
+        self._tracing.close()
         variant = self._variant(programs, gm)
         variant.direct = unbacked
         self._all.append(variant)
 
         def runner(*args: Any) -> Any:
+            self._tracing.close()
             self._last = variant
             if self._only_trace:
                 raise Traced
@@ -308,7 +314,7 @@ class CompiledModel:
         if why not in self._warned:
             self._warned.add(why)
             warnings.warn(f"{why}; this step ran eagerly", RuntimeWarning, stacklevel=3)
-        with torch.no_grad():
+        with torch.no_grad(), compat.eager_kernels():
             return self.model(**batch)
 
 

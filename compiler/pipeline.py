@@ -12,6 +12,7 @@ from capwise.passes.contiguous import ContiguousCopy
 from capwise.passes.device_scalar import DeviceScalar
 from capwise.passes.fill import Fill
 from capwise.passes.hazards import Hazards
+from capwise.passes.launches import Launches
 from capwise.passes.layout import Layout
 from capwise.passes.masked_write import MaskedWrite
 from capwise.passes.padding import Padding
@@ -23,7 +24,7 @@ from capwise.program import print_graph
 
 
 def analysis() -> list[type[CompilerPass]]:
-    return [Annotate, Provenance, Storage, Padding, Layout, Hazards]
+    return [Annotate, Provenance, Storage, Padding, Layout, Launches, Hazards]
 
 
 def repair() -> list[type[CompilerPass]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from capwise.contracts import opened as opened_contracts
+from capwise.declared import ContractError, check_declared
+from capwise.opening import open_op
 from capwise.ops.contract import withheld as withheld_contracts
 
-__all__ = ["withheld_contracts"]
+__all__ = ["ContractError", "check_declared", "open_op", "opened_contracts", "withheld_contracts"]

@@ -18,6 +18,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from capwise import compat
+from capwise.kernel_nodes import Opening, open_kernels
 from capwise.labels import Dim, InputError, Spec
 from capwise.report import Span
 
@@ -156,13 +157,14 @@ def to_aten(gm: fx.GraphModule, specs: Mapping[str, Spec], strict: bool = True) 
 
     def run(*args: Any) -> Any:
         with torch.fx.traceback.preserve_node_meta():
-            return fx.Interpreter(gm).run(*args)
+            return Opening(gm).run(*args)
 
     with compat.fake_tracing(mode), torch.no_grad():
         fakes = [_dense(p.meta["example_value"], a, specs) for p, a in zip(outer, arrivals)]
         graph = compat.make_aten(run, fakes)
     inner = list(graph.graph.find_nodes(op="placeholder"))
     named = dict(zip(inner, arrivals))
+    open_kernels(graph)
     _drop_assertions(graph)
     _resolve_in_place(graph)
     symbols = _symbols(named, specs, strict)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from capwise import compat
 from capwise.backend import CompiledModel, TraceError, case_options
 from capwise.case import Case
 from capwise.labels import InputError, Spec, normalise
@@ -156,7 +157,7 @@ class _Run:
         """One step; returns whether the history can go on."""
         given = {k: v for k, v in batch.items() if v is not None}
         theirs = self.theirs.fresh(given)
-        with torch.no_grad():
+        with torch.no_grad(), compat.eager_kernels():
             expected = self.reference(**theirs)
         self.noise.learn(given)
         try:

@@ -17,5 +17,5 @@ class Annotate(CompilerPass):
 
     def run(self, graph: fx.Graph) -> bool:
         for node in graph.nodes:
-            facts(node).found = find(node) if node.op == "call_function" else HOST
+            facts(node).found = find(node, self.state.space.names) if node.op == "call_function" else HOST
         return False

@@ -27,7 +27,7 @@ class Check(CompilerPass):
         state = self.state
         state.eager = {n: facts(n).why_eager for n in graph.nodes if facts(n).eager}
         for node in graph.nodes:
-            facts(node).found = find(node) if node.op == "call_function" else HOST
+            facts(node).found = find(node, state.space.names) if node.op == "call_function" else HOST
         while True:
             flow = analyse(state, state.staged_fills, state.eager)
             left = [] if state.options.repair == "none" else [h for h in flow.hazards if self._is_left(h)]

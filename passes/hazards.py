@@ -22,7 +22,9 @@ _HELP = {
     "CW202": ("mask padded rows with the live extent: capwise.Live",),
     "CW204": ("name the null row: capwise.Input(..., null=0)",),
     "CW206": ("clamp the index",),
+    "CW304": ("put a barrier between the loads and the stores of a program", "write to another tensor"),
     "CW401": ("pass the stride to the kernel", "make the argument contiguous where it is made"),
+    "CW403": ("widen the row number to 64 bits before it is multiplied",),
 }
 
 
@@ -30,7 +32,7 @@ class Hazards(CompilerPass):
     """A hazard is reported iff some batch could make replay differ from eager there, with what was done about it."""
 
     name = "hazards"
-    needs = ("rows", "strides", "hazards")
+    needs = ("rows", "strides", "launches", "hazards")
     gives = ("diagnostics",)
 
     def run(self, graph: fx.Graph) -> bool:

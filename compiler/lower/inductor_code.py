@@ -13,24 +13,11 @@ from typing import Any
 
 import torch
 
+from capwise.compat import TargetOnly
+
 
 class _Generated(Exception):  # noqa: N818 - no error: the code is there, the rest of the compile is not wanted
     pass
-
-
-class _TargetOnly:
-    """A Triton driver that knows a target and has no device."""
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def get_current_device(self) -> int:
-        return 0
 
 
 @contextlib.contextmanager
@@ -72,7 +59,7 @@ def a_driver() -> Iterator[None]:
     active = driver._active
     try:
         if not torch.cuda.is_available():
-            driver.set_active(_TargetOnly())
+            driver.set_active(TargetOnly())
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Could not find an active CPU backend", UserWarning)
             yield

@@ -54,7 +54,7 @@ def spec_of(kernel: Any, bound: Mapping[str, Any], *, specialise: bool = True) -
         if parameter.is_constexpr or value is None or (special and type(value) is int and value == 1):
             constexprs[name] = value
             continue
-        signature[name] = _type(name, value)
+        signature[name] = triton_type(name, value)
         if special and (known := _known(value)):
             attrs[name] = known
     return KernelSpec(
@@ -68,7 +68,8 @@ def spec_of(kernel: Any, bound: Mapping[str, Any], *, specialise: bool = True) -
     )
 
 
-def _type(name: str, value: Any) -> str:
+def triton_type(name: str, value: Any) -> str:
+    """The Triton type of a launch's argument, unspecialised. Raises ValueError for one that Triton has no name for."""
     if isinstance(value, torch.Tensor) and value.dtype in _TYPES:
         return "*" + _TYPES[value.dtype]
     if isinstance(value, bool):

@@ -26,7 +26,7 @@ def declared(flow: Flow, node: fx.Node, contract: c.Contract) -> None:
     _hidden(flow, node, contract)
     _host_values(flow, node, op, contract)
     for name, axes, arg in _arguments(node, op, contract):
-        _check_tail(flow, node, op, name, axes, arg)
+        _check_tail(flow, node, op, contract, name, axes, arg)
     _unnamed(flow, node, op, contract)
     for name in aten.written(op):
         _written(flow, node, op, contract, name)
@@ -65,7 +65,9 @@ def _host_values(flow: Flow, node: fx.Node, op: torch._ops.OpOverload, contract:
     flow.scalars(node, values, can_be_tensor=False)
 
 
-def _check_tail(flow: Flow, node: fx.Node, op: torch._ops.OpOverload, name: str, axes: c.Axes, arg: fx.Node) -> None:
+def _check_tail(
+    flow: Flow, node: fx.Node, op: torch._ops.OpOverload, contract: c.Contract, name: str, axes: c.Axes, arg: fx.Node
+) -> None:
     value = fact(arg)
     for dim in flow.padded_dims(value):
         tail = value.tails[dim]
@@ -75,7 +77,7 @@ def _check_tail(flow: Flow, node: fx.Node, op: torch._ops.OpOverload, name: str,
         null = axes.null is not None and wanted == axes.null
         staged = value.origin in ("staged", "buffer")
         label = f"{op} reads {name} at the captured extent, past its live rows"
-        if axes.into is not None and _is_owned(flow, node, op, axes.into):
+        if axes.into is not None and contract.source != "derived" and _is_owned(flow, node, op, axes.into):
             code, message = "CW204", f"padded rows write persistent state through {name}"
         elif staged:
             code, message = "CW201", f"{op} reads the stale tail of {name}"
@@ -89,8 +91,15 @@ def _check_tail(flow: Flow, node: fx.Node, op: torch._ops.OpOverload, name: str,
             code=code,
             message=message,
             label=label,
+            notes=_proofs(node),
             name="null slot fill" if null else None,
         )
+
+
+def _proofs(node: fx.Node) -> tuple[str, ...]:
+    """What was read off the kernel to show that this tail keeps padded programs from writing what lives."""
+    found = facts(node).found.derived
+    return tuple(f"proved for padded programs: {line}" for line in found.proofs[:2]) if found is not None else ()
 
 
 def _wanted(op: torch._ops.OpOverload, node: fx.Node, axes: c.Axes) -> Any:
@@ -187,6 +196,8 @@ def unknown(flow: Flow, node: fx.Node) -> None:
     notes = tuple(f"symbol {s} outside the key reaches it through {', '.join(symbols[s])}" for s in outside)
     inside = sorted(set(symbols) - set(outside))
     notes += tuple(f"symbol {s} reaches it through {', '.join(symbols[s])}" for s in inside)
+    derived = facts(node).found.derived if facts(node).found is not None else None
+    notes += tuple(f"the kernel was read: {reason}" for reason in derived.reasons[:3]) if derived is not None else ()
     flow.report(
         Hazard(
             "CW001", node, f"{node.target} has no contract", "what it reads and writes of padded rows is unknown",

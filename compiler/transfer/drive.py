@@ -13,7 +13,7 @@ from capwise.contracts import Found
 from capwise.facts import PADDED, fact, facts, is_tensor, val
 from capwise.ops import aten
 from capwise.program import is_free
-from capwise.transfer import custom, elementwise, mixing, rows, sources, views
+from capwise.transfer import custom, elementwise, kernels, mixing, rows, sources, views
 from capwise.transfer.flow import SEAM, Flow, Hazard, Remedy
 from capwise.transfer.seams import reads_live_only
 
@@ -72,7 +72,9 @@ def _step(flow: Flow, node: fx.Node) -> None:
 
 def _transfer(flow: Flow, node: fx.Node, found: Found) -> None:
     op = node.target
-    if found.contract is not None:
+    if found.derived is not None and found.contract is not None:
+        kernels.launch(flow, node, found.derived)
+    elif found.contract is not None:
         custom.declared(flow, node, found.contract)
     elif found.row is None or found.row.family == "view" and op._schema.is_mutable:  # type: ignore[union-attr]
         custom.unknown(flow, node)

@@ -1,0 +1,300 @@
+"""A contract read off a kernel and the arguments that it is launched with.
+
+A launch is understood iff every access of a batch argument is of the program's own row, or of rows that boundaries,
+lengths or slots name, and every number that changes with the batch does no more than end those rows. Whatever else a
+kernel does is a reason not to derive a contract, and the launch is a seam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import sympy
+from torch import fx
+
+from capwise.axes import as_expr
+from capwise.derived_scalars import check_scalars
+from capwise.kernel_access import BuildError, prove_sentinel
+from capwise.kernel_access.access import Access
+from capwise.kernel_access.machine import Unfollowed
+from capwise.kernel_access.parse import ParseError
+from capwise.kernel_access.sentinel import Tail
+from capwise.kernel_access.symbolic import addressing
+from capwise.launch import Launch, Row, dense_width
+from capwise.ops import contract as c
+from capwise.runtime.kernel_call import KernelCall, call_of
+
+
+@dataclass(frozen=True)
+class Unproved:
+    """Padded programs may write this argument, through this slot argument if any; path: where and when."""
+
+    arg: str
+    slot: str | None
+    path: tuple[str, ...]
+
+
+@dataclass
+class Derivation:
+    """What was read off one launch.
+
+    contract: None where the launch is not understood; `reasons` say why. strides: what the kernel takes for granted of
+    them. nulls: slot values with which nothing is written. in_range: slot arguments whose every value is used as a row
+    of another argument. unproved: writes that no tail value rules out. proofs: what keeps padded programs from writing.
+    """
+
+    call: KernelCall
+    contract: c.Contract | None = None
+    reasons: list[str] = field(default_factory=list)
+    nulls: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    in_range: dict[str, str] = field(default_factory=dict)
+    unproved: list[Unproved] = field(default_factory=list)
+    proofs: tuple[str, ...] = ()
+    strides: Mapping[str, c.Stride] = field(default_factory=dict)
+
+
+def derive(node: fx.Node, names: Mapping[sympy.Symbol, str] | None = None) -> Derivation:
+    """The contract of a kernel node.
+
+    Args:
+        names: the symbols that batches decide; all of the graph's where None.
+    """
+    call = call_of(node.target)
+    assert call is not None
+    return derive_launch(call, lambda: Launch.of(call, node, names), names or {})
+
+
+def derive_launch(call: KernelCall, make: Callable[[], Launch], names: Mapping[sympy.Symbol, str]) -> Derivation:
+    """The contract of one launch; `make` gives it, where the kernel can be read."""
+    found = Derivation(call, reasons=list(call.summary.unknown))
+    if found.reasons:
+        return found
+    try:
+        launch = make()
+    except (BuildError, ParseError, Unfollowed, RecursionError) as error:
+        found.reasons.append(f"{type(error).__name__}: {error}")
+        return found
+    _Deriver(launch, found, names).run()
+    return found
+
+
+class _Deriver:
+    def __init__(self, launch: Launch, found: Derivation, names: Mapping[sympy.Symbol, str]) -> None:
+        self.launch, self.found, self.names = launch, found, names
+        self.roles = launch.view.roles
+        self.rows: dict[str, list[tuple[Access, Row]]] = {}
+        self.fixed_writes: list[Access] = []
+
+    def run(self) -> None:
+        """Collects rows, then asks each question; any reason on the way leaves the contract open."""
+        strides = {n: s for n in self.launch.call.pointers if (s := self._stride(n)) is not None}
+        self.found.strides = strides
+        for name in self.launch.call.pointers:
+            self._classify(name)
+        self._agree()
+        host = check_scalars(self.launch, self.rows, self.found.reasons)
+        if self.found.reasons:
+            return
+        arguments = {name: self._axes(name) for name in self.launch.call.pointers}
+        self._slots(arguments)
+        self._prove(arguments)
+        if self.found.reasons:
+            return
+        requests = {n: a for n, a in arguments.items() if n in self.roles}
+        rows = {n: a for n, a in arguments.items() if n not in requests}
+        written = tuple(n for n, a in arguments.items() if a.write)
+        codes = {(h.code, h.verdict) for row in self.launch.call.summary.arguments for h in row.hazards}
+        self.found.contract = c.Contract(
+            rows=rows, requests=requests, locality=self._locality(), strides=strides, host=tuple(sorted(host)),
+            state=written, overlap=("CW304", "refuted") in codes, source="derived",
+            offset_bits=32 if any(code == "CW403" for code, _ in codes) else 64,
+        )  # fmt: skip
+
+    def _reason(self, text: str) -> None:
+        self.found.reasons.append(text)
+
+    # ------------------------------------------------------------------------------------------------ rows
+    def _classify(self, name: str) -> None:
+        """Own rows of a batch argument; what is read elsewhere must be named by memory or by a search."""
+        launch, batch = self.launch, self.launch.is_batch(name)
+        inner = launch.tensors[name].shape[1:]
+        if batch and any(launch.depends(as_expr(s)) for s in inner):
+            self._reason(f"{name} changes along a dimension that is not its first")
+            return
+        for access in (a for a in launch.view.accesses if a.arg == name):
+            row = launch.row(name, access) if batch else None
+            if row is not None:
+                self.rows.setdefault(name, []).append((access, row))
+            elif access.kind != "load":
+                self.fixed_writes.append(access)
+            elif batch and self.roles.get(name) != "boundary" and not self._is_named(access):
+                self._reason(f"line {access.line} reads rows of {name} other than the program's own")
+            elif not launch.stays_inside(name, access):
+                self._reason(f"line {access.line} may read past the end of {name} in a padded program")
+
+    def _is_named(self, access: Access) -> bool:
+        """Rows that a loaded value or the end of a search names: live ones, for a live program."""
+        return any(n.op in ("load", "exit", "carry") for n in addressing(access.poly))
+
+    def _agree(self) -> None:
+        """All own rows of one axis are the same row; reads may be of earlier ones."""
+        groups: dict[frozenset[sympy.Symbol], list[tuple[str, Access, Row]]] = {}
+        for name, found in self.rows.items():
+            if self.roles.get(name) == "boundary":
+                continue
+            for access, row in found:
+                self._check_grid(name, access, row)
+                groups.setdefault(self.launch.depends(self.launch.size(name)), []).append((name, access, row))
+        for group in groups.values():
+            self._check_group(group)
+
+    def _check_grid(self, name: str, access: Access, row: Row) -> None:
+        launch = self.launch
+        wanted = launch.depends(launch.size(name))
+        over = [launch.depends(launch.grid[k]) for k in sorted(row.pids)]
+        if frozenset().union(*over) != wanted or any(o and o != wanted for o in over):
+            self._reason(f"the grid does not run over the rows of {name} (line {access.line})")
+        padded = {k for k, g in enumerate(launch.grid) if launch.depends(g)}
+        if access.kind != "load" and not padded <= row.pids:
+            self.fixed_writes.append(access)
+
+    def _check_group(self, group: list[tuple[str, Access, Row]]) -> None:
+        first = next((row for _, a, row in group if a.kind != "load"), group[0][2])
+        view = self.launch.view
+        if any(view.mixes(access.shape, *lane) for _, access, row in group for lane in row.lanes):
+            self._reason("values of several rows are combined in one program")
+        for name, access, row in group:
+            gap = (row.poly - first.poly).const
+            same = gap == 0 or access.kind == "load" and gap is not None and gap < 0
+            if row.scale != first.scale or not same:
+                self._reason(f"line {access.line} is of another row of {name} than the program's own")
+
+    # ------------------------------------------------------------------------------------------------ arguments
+    def _axes(self, name: str) -> c.Axes:
+        tensor = self.launch.tensors[name]
+        labels = tuple(self._label(as_expr(s)) for s in tensor.shape)
+        write = any(a.kind != "load" for a in self.launch.view.accesses if a.arg == name)
+        role = self.roles.get(name)
+        tail: c.Tail = c.Any()
+        if self.launch.is_batch(name) and role == "boundary":
+            tail = c.Last()
+        elif self.launch.is_batch(name) and role == "length":
+            tail = c.Fill(0)
+        return c.Axes(labels, tail, write)
+
+    def _label(self, size: sympy.Expr) -> str | int | None:
+        if size.is_Integer:
+            return int(size)
+        named = str(size.xreplace({s: sympy.Symbol(n) for s, n in self.names.items() if n.isidentifier()}))
+        return named if size.is_Symbol or size.is_Add and len(size.free_symbols) == 1 else None
+
+    def _slots(self, arguments: dict[str, c.Axes]) -> None:
+        """What a padded program's slot must be: the null that stops its writes, or at least a row that exists."""
+        summary = self.launch.call.summary
+        for name in [n for n, role in self.roles.items() if role == "slot" and self.launch.is_batch(n)]:
+            writes = [a.arg for a in self.fixed_writes if self._names(a, name)]
+            nulls = [set(summary[w].nulls.get(name, ())) for w in writes if w]
+            common = set.intersection(*nulls) if nulls else set()
+            self.found.nulls[name] = tuple(sorted(common))
+            if common and writes and writes[0]:
+                null = 0 if 0 in common else max(common)
+                arguments[name] = replace(arguments[name], tail=c.Fill(null), into=writes[0], null=null)
+            elif name in self.rows:
+                self._reads_through(name)
+
+    def _reads_through(self, slot: str) -> None:
+        for access in self.launch.view.accesses:
+            if self._names(access, slot) and access.arg and self._takes_any(access, slot):
+                self.found.in_range[slot] = access.arg
+
+    def _takes_any(self, access: Access, slot: str) -> bool:
+        """No condition bounds the slot: its largest value is in the extent."""
+        row = self.launch.call.summary[access.arg or ""]
+        return f"max({slot})" in row.extent or row.extent == "unknown"
+
+    def _names(self, access: Access, slot: str) -> bool:
+        return any(n.op == "load" and n.args[0] == slot for n in addressing(access.poly))
+
+    # ------------------------------------------------------------------------------------------------ writes
+    def _prove(self, arguments: dict[str, c.Axes]) -> None:
+        """Padded programs write nothing that lives, rows of their own apart, given the contract's tails."""
+        targets = tuple(dict.fromkeys(a.arg for a in self.fixed_writes if a.arg))
+        if not targets or not any(self.launch.depends(g) for g in self.launch.grid):
+            return
+        summary = self.launch.call.summary
+        nulls = {n for n, axes in arguments.items() if axes.null is not None}
+        proof = prove_sentinel(summary, _tails({n: a for n, a in arguments.items() if n not in nulls}), targets)
+        if proof.verdict == "proved":
+            # Whatever the slot, nothing is written: the boundaries' own tail is enough.
+            for name in nulls:
+                arguments[name] = replace(arguments[name], tail=c.Any())
+                self.found.nulls.pop(name)
+                self._reads_through(name)
+        else:
+            proof = prove_sentinel(summary, _tails(arguments), targets)
+        if proof.verdict == "proved":
+            self.found.proofs = proof.path
+            return
+        for target in targets:
+            through = [s for s in self.roles if any(self._names(a, s) for a in self.fixed_writes if a.arg == target)]
+            only = through[0] if len(through) == 1 and not self.found.nulls.get(through[0]) else None
+            self.found.unproved.append(Unproved(target, only, proof.path))
+            self.found.in_range.pop(only or "", None)
+
+    # ------------------------------------------------------------------------------------------------ strides
+    def _stride(self, name: str) -> c.Stride | None:
+        """What the kernel takes for granted of an argument's strides; None where they are passed."""
+        tensor = self.launch.tensors[name]
+        axes = self.launch.call.summary[name].axes
+        taken = [a for a in axes if not a.stride.startswith("passed")]
+        if not taken or not tensor.shape:
+            return None
+        if any(a.stride == "unknown" for a in taken):
+            self._reason(f"the stride of {name} along {taken[0].by} is not known")
+            return None
+        passed = {a.stride for a in axes} - {a.stride for a in taken}
+        if all(a.stride == "unit" for a in taken) and len(passed) >= len(tensor.shape) - 1:
+            return c.Unit()
+        numbers = {int(a.stride.partition(":")[2]) for a in taken if a.stride.startswith("constant")}
+        return self._dense(name, numbers)
+
+    def _dense(self, name: str, numbers: set[int]) -> c.Stride | None:
+        """Constant strides are those of a dense tensor, or the contract cannot be kept by any copy."""
+        tensor = self.launch.tensors[name]
+        width = dense_width(tensor)
+        known: set[int] = {1}
+        for size in reversed(tensor.shape[1:]):
+            known.add(max(known) * size if isinstance(size, int) else 0)
+        if width is None or any(n % width and n not in known for n in numbers if len(tensor.shape) > 1):
+            self._reason(f"{name} is taken to have strides {sorted(numbers)}")
+            return None
+        if len(tensor.shape) == 1 and numbers - {1}:
+            if not self._is_tiled(name):
+                self._reason(f"{name} is taken to have stride {max(numbers)}")
+            return c.Unit()
+        return c.Contiguous() if len(tensor.shape) > 1 else c.Unit()
+
+    def _is_tiled(self, name: str) -> bool:
+        """A constant times a program id is a tile of that many elements, not a stride."""
+        return any(a.stride == "unit" for a in self.launch.call.summary[name].axes)
+
+    # ------------------------------------------------------------------------------------------------ the op
+    def _locality(self) -> c.Locality:
+        if self.found.unproved:
+            return "global"
+        if "boundary" in self.roles.values():
+            return "segment"
+        rows = [row.poly for found in self.rows.values() for _, row in found]
+        return "row" if all(r == rows[0] for r in rows) else "prefix"
+
+
+def _tails(arguments: Mapping[str, c.Axes]) -> dict[str, Tail]:
+    """The tails that a contract asks for, as `prove_sentinel` takes them."""
+    tails: dict[str, Tail] = {}
+    for name, axes in arguments.items():
+        if isinstance(axes.tail, c.Last):
+            tails[name] = "last"
+        elif isinstance(axes.tail, c.Fill):
+            tails[name] = int(axes.tail.value)
+    return tails

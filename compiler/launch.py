@@ -1,0 +1,219 @@
+"""One kernel node of a graph: its scalars and grid as expressions, its tensors, and which rows an access is of."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from capwise.axes import as_expr, only_grows
+from capwise.facts import val
+from capwise.kernel_access.access import Access
+from capwise.kernel_access.bounds import Bounds, extent, facts_at
+from capwise.kernel_access.printing import to_sympy
+from capwise.kernel_access.symbolic import Node, Poly, addressing
+from capwise.kernel_view import KernelView, view_kernel
+from capwise.runtime.kernel_call import GRID, KernelCall
+
+
+@dataclass(frozen=True)
+class Row:
+    """The row of an argument's leading axis that an access is of: `poly` itself, or `poly` elements in rows of
+    `scale`."""
+
+    poly: Poly
+    scale: int = 1
+
+    @property
+    def pids(self) -> set[int]:
+        return {n.args[0] for n in self.poly.leaves if n.op == "pid" and isinstance(n.args[0], int)}
+
+    @property
+    def lanes(self) -> set[tuple[int, int]]:
+        """Lanes of a tile that are rows: dimension and extent. Of elements in rows of `scale`, what leaves a row."""
+        found = set()
+        for node in self.poly.nodes():
+            for leaf in (n for n in node.leaves if n.op == "lane"):
+                step = self.poly.coefficient(node).const
+                dim, size = leaf.args
+                whole = leaf is not node or self.scale == 1 or step is None or abs(step) * size > self.scale  # type: ignore[operator]
+                if whole and isinstance(dim, int) and isinstance(size, int):
+                    found.add((dim, size))
+        return found
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes and strides of a tensor argument: ints, or expressions where they change with the batch."""
+
+    shape: tuple[Any, ...]
+    strides: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Layout:
+        return cls(tuple(map(_plain, tensor.shape)), tuple(map(_plain, tensor.stride())))
+
+
+class Launch:
+    """A launch's arguments as the analysis sees them.
+
+    scalars, grid: expressions over symbols. tensors: the layout of each pointer argument. batch: the symbols that a
+    batch decides; what depends on those is not the same at capture and at replay. All of them where None.
+    """
+
+    def __init__(
+        self,
+        call: KernelCall,
+        tensors: Mapping[str, Layout],
+        scalars: Mapping[str, Any],
+        grid: Sequence[Any],
+        batch: Mapping[sympy.Symbol, str] | None,
+    ) -> None:
+        self.call, self.tensors, self.scalars, self.grid = call, dict(tensors), dict(scalars), list(grid)
+        self._batch = None if batch is None else set(batch)
+        self.view = _view(call)
+        self._at = self.view.at({n: int(e) for n, e in self.scalars.items() if e is not None and e.is_Integer})
+
+    @classmethod
+    def of(cls, call: KernelCall, node: fx.Node, batch: Mapping[sympy.Symbol, str] | None) -> Launch:
+        """The launch that a graph's node is."""
+        given = {a.name: v for a, v in zip(call.op._schema.arguments, node.args)}
+        tensors = {n: Layout.of(val(given[n])) for n in call.pointers}  # type: ignore[arg-type]
+        scalars = {n: _expr(given[n]) for n in call.scalars}
+        return cls(call, tensors, scalars, [_expr(given[n]) for n in GRID], batch)
+
+    # ------------------------------------------------------------------------------------------------ symbols
+    def depends(self, expr: sympy.Expr | None) -> frozenset[sympy.Symbol]:
+        """The batch's symbols in an expression; a number that is none (a float of the host) counts as fixed."""
+        free = frozenset(expr.free_symbols) if expr is not None else frozenset()
+        return free if self._batch is None else free & self._batch
+
+    @property
+    def open(self) -> frozenset[str]:
+        """Scalars that change with the batch."""
+        return frozenset(n for n, e in self.scalars.items() if self.depends(e))
+
+    def size(self, name: str) -> sympy.Expr:
+        """Rows of an argument."""
+        tensor = self.tensors[name]
+        return as_expr(tensor.shape[0]) if tensor.shape else sympy.Integer(1)
+
+    def is_batch(self, name: str) -> bool:
+        return any(self.depends(as_expr(s)) for s in self.tensors[name].shape)
+
+    def open_in(self, *leaves: Node) -> set[str]:
+        """Names of what changes with the batch among some leaves: scalars, and the grid."""
+        names = {str(n.args[0]) for n in leaves if n.op == "sym"} & self.open
+        grids = {n.args[0] for n in leaves if n.op == "grid"}
+        return names | {GRID[k] for k in grids if isinstance(k, int) and self.depends(self.grid[k])}
+
+    def poly(self, poly: Poly) -> Poly:
+        return self._at.poly(poly)
+
+    def truth(self, node: Node) -> Node:
+        return self._at.truth(node)
+
+    # ------------------------------------------------------------------------------------------------ rows
+    def passes(self, name: str) -> bool:
+        """Whether the kernel is passed the strides of an argument."""
+        return any(a.stride.startswith("passed") for a in self.call.summary[name].axes)
+
+    def width(self, name: str) -> int | None:
+        """Elements of one row, as the kernel steps: the tensor's stride where it is passed, else that of a dense one;
+        None where that is no number."""
+        tensor = self.tensors[name]
+        step: Any = tensor.strides[0] if self.passes(name) else dense_width(tensor)
+        return step if isinstance(step, int) else None
+
+    def row(self, name: str, access: Access) -> Row | None:
+        """Which row of its argument an access is of, where programs and lanes alone decide; None otherwise."""
+        poly = self.poly(access.poly)
+        split = self._split(name, poly)
+        if split is None:
+            return None
+        rows, rest = split
+        found = Row(rows)
+        if rest.terms and not self._within(access, rest, self.width(name)):
+            width = self.width(name)
+            if width is None:
+                return None
+            found = Row(poly, width)
+        own = all(n.op in ("pid", "lane") for n in found.poly.leaves)
+        return found if own and not self.open_in(*found.poly.leaves) else None
+
+    def stays_inside(self, name: str, access: Access) -> bool:
+        """Whether what the end of a search names exists, also where a padded program finds nothing. What loaded values
+        name is another question."""
+        if not any(n.op in ("exit", "carry") for n in addressing(access.poly)):
+            return True
+        high, _ = extent(access)
+        width = self.width(name)
+        if high is None or width is None or any(n.op not in ("sym", "grid") for n in self.poly(high).leaves):
+            return False
+        known = {sympy.Symbol(n): e for n, e in self.scalars.items() if e is not None}
+        known |= {sympy.Symbol(f"grid{k}"): e for k, e in enumerate(self.grid)}
+        plain = to_sympy(self.poly(high))
+        named = plain.xreplace({s: known.get(sympy.Symbol(s.name), s) for s in plain.free_symbols})
+        room = sympy.expand(self.size(name) * width - named)
+        if not room.is_number and not only_grows(room):
+            return False
+        return bool(room.subs(dict.fromkeys(room.free_symbols, 1)) >= 0)
+
+    def _split(self, name: str, poly: Poly) -> tuple[Poly, Poly] | None:
+        """An offset as rows and what is left inside of a row."""
+        width = self.width(name)
+        if width is None:
+            return self._by_symbol(name, poly)
+        if len(self.tensors[name].shape) == 1 and not self.passes(name):
+            return poly, Poly.of(0)
+        rows = Poly({m: c // width for m, c in poly.terms.items() if width and c % width == 0})
+        return rows, Poly({m: c for m, c in poly.terms.items() if not width or c % width})
+
+    def _by_symbol(self, name: str, poly: Poly) -> tuple[Poly, Poly] | None:
+        """Rows that are a passed stride apart which is no number."""
+        step = as_expr(self.tensors[name].strides[0])
+        for node in {n for m in poly.terms for n in m if n.op == "sym"}:
+            if self.scalars.get(str(node.args[0])) == step:
+                inside = {m: c for m, c in poly.terms.items() if node not in m}
+                return poly.coefficient(node), Poly(inside)
+        return None
+
+    def _within(self, access: Access, rest: Poly, width: int | None) -> bool:
+        """0 <= rest < width where the access happens."""
+        if width is None:
+            return not any(n.op == "pid" for n in rest.leaves)
+        facts = [self.poly(f) for f in facts_at(access)]
+        for node in {n for n in rest.leaves if n.op == "pid"}:
+            axis = node.args[0]
+            if isinstance(axis, int) and self.grid[axis].is_Integer:
+                facts.append(Poly.of(int(self.grid[axis]) - 1) - Poly({(node,): 1}))
+        bounds = Bounds(self.view.space, self.view.loops, facts)
+        return bounds.natural(Poly.of(width - 1) - rest) and bounds.natural(rest)
+
+
+def dense_width(tensor: Layout) -> int | None:
+    """Elements of one row of a dense tensor of this shape; None where that is no number."""
+    inner = tensor.shape[1:]
+    return math.prod(inner) if all(isinstance(n, int) for n in inner) else None
+
+
+def _plain(size: Any) -> Any:
+    """A size as an int, or as an expression."""
+    expr = as_expr(size)
+    return int(expr) if expr.is_Integer else expr
+
+
+def _expr(value: Any) -> Any:
+    known = val(value) if isinstance(value, fx.Node) else value
+    return as_expr(known) if isinstance(known, (int, torch.SymInt)) and not isinstance(known, bool) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _view(call: KernelCall) -> KernelView:
+    return view_kernel(call.kernel, call.signature, call.fixed)

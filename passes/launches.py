@@ -1,0 +1,113 @@
+"""What a launch of a Triton kernel must be sure of by itself: order between reads and writes, and offset width."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from capwise.axes import as_expr
+from capwise.compilation import CompilerPass
+from capwise.derive import Derivation
+from capwise.facts import facts, is_tensor, storage_of, val
+from capwise.kernel_access import KernelHazard
+from capwise.ops import aten
+from capwise.ops.contract import Contract
+from capwise.transfer.flow import Hazard, Remedy
+
+_LIMIT = 2**31
+
+
+class Launches(CompilerPass):
+    """A launch is sound by itself iff no two of its programs or warps meet where one writes, and every offset that it
+    computes in 32 bits stays below 2**31."""
+
+    name = "launches"
+    needs = ("contract", "rows")
+    gives = ("launches",)
+    codes = ("CW304", "CW403")
+
+    def run(self, graph: fx.Graph) -> bool:
+        for node in graph.nodes:
+            found = facts(node).found
+            if found is not None and found.derived is not None:
+                self._kernel(node, found.derived)
+            if found is not None and found.source == "derived":
+                self._assumed(node, found.contract, found.derived is None)
+        return False
+
+    def _assumed(self, node: fx.Node, contract: Contract, opened: bool) -> None:
+        said = []
+        if opened:
+            said.append(f"the contract of {node.target} was read off what it launches for sample calls")
+        if contract.locality == "segment":
+            said.append(f"{node.target} finds the same request however often the last boundary is repeated")
+        self.state.report.assumptions += [text for text in said if text not in self.state.report.assumptions]
+
+    def _kernel(self, node: fx.Node, found: Derivation) -> None:
+        for row in found.call.summary.arguments:
+            for hazard in row.hazards:
+                if hazard.code == "CW304":
+                    self._overlap(node, row.arg, hazard)
+                elif hazard.code == "CW403":
+                    self._width(node, row.arg, hazard)
+        self._aliases(node, found)
+
+    def _add(self, hazard: Hazard, assumed: bool) -> None:
+        hazard.verdict = "assumed" if assumed else "refuted"
+        if hazard.remedies and self.state.options.repair != "none":
+            hazard.chosen = hazard.remedies[0]
+        self.state.hazards.append(hazard)
+
+    def _overlap(self, node: fx.Node, name: str, hazard: KernelHazard) -> None:
+        arg = _argument(node, name)
+        message = f"{node.target} reads and writes overlapping places of {name}"
+        # Nothing that is done around the launch orders what happens inside of it.
+        self._add(Hazard("CW304", node, message, hazard.needs, (), arg), hazard.verdict != "refuted")
+
+    def _width(self, node: fx.Node, name: str, hazard: KernelHazard) -> None:
+        arg = _argument(node, name)
+        span = self._span(arg) if arg is not None else None
+        fits = span is not None and span <= _LIMIT
+        remedies = (Remedy("guard", "bound guard"),) if fits else ()
+        note = f"the extent of {name} has no bound" if span is None else f"{name} spans at most {span} elements here"
+        message = f"offsets of {name} in {node.target} are computed in 32 bits"
+        self._add(Hazard("CW403", node, message, f"needs {hazard.needs}", remedies, arg, notes=(note,)), True)
+
+    def _span(self, arg: fx.Node) -> int | None:
+        """One past the last element of an argument, at the largest extents; None where it has no bound."""
+        value = val(arg)
+        most = {s: self.state.space.most.get(n) for s, n in self.state.space.names.items()}
+        known = {s: m for s, m in most.items() if m is not None}
+        sizes = [as_expr(n).subs(known) for n in (*value.shape, *value.stride())]
+        if not all(n.is_Integer for n in sizes):
+            return None
+        rank = value.dim()
+        return 1 + sum((int(n) - 1) * int(s) for n, s in zip(sizes[:rank], sizes[rank:]))
+
+    def _aliases(self, node: fx.Node, found: Derivation) -> None:
+        """The summary holds for pointers that do not overlap."""
+        written = aten.written(found.call.op)
+        for name in found.call.pointers:
+            arg = _argument(node, name)
+            others = [w for w in written if w != name and _shares(arg, _argument(node, w))]
+            if name in written or not others or arg is None:
+                continue
+            # One place for both: right where every program reads and writes its own row only.
+            twin = _argument(node, others[0]) is arg
+            if twin and found.contract is not None and found.contract.locality == "row":
+                continue
+            remedies = () if twin else (Remedy("dense", "temporary", arg=arg, cost=1.0),)
+            message = f"{node.target} reads {name} and writes {others[0]}, which share memory"
+            self._add(Hazard("CW304", node, message, "no order between the two", remedies, arg), True)
+
+
+def _argument(node: fx.Node, name: str) -> fx.Node | None:
+    assert isinstance(node.target, torch._ops.OpOverload)
+    value = aten.argument(node.target, node.args, node.kwargs, name)
+    return value if isinstance(value, fx.Node) else None
+
+
+def _shares(a: fx.Node | None, b: fx.Node | None) -> bool:
+    if a is None or b is None or not (is_tensor(a) and is_tensor(b)):
+        return False
+    return storage_of(val(a)) == storage_of(val(b))
