@@ -107,6 +107,21 @@ def test_strided_views_with_32_bit_offsets(name, junk, strided):
     check(name, views(name, padded(name, junk, 7), strided, 9), "gfx942", "serial", specialise=True)
 
 
+@BOTH
+@pytest.mark.parametrize("sched", SCHEDULES)
+def test_norms_over_rows_that_several_wavefronts_hold(gfx, sched):
+    """As at the released width: partial sums meet in LDS, which takes barriers."""
+    call = sample("ple_gate", (2,), replace(SMALL, hidden=600, streams=1))
+
+    def run(launch: Recorded) -> None:
+        made = compiled(spec_of(launch.kernel, launch.bound), gfx)
+        assert made.launch.shared and "s_barrier" in made.asm["amdgcn"]
+        run_launch(launch.kernel, launch.grid, dict(launch.bound), gfx=gfx, sched=sched, seed=2)
+
+    for right, got in zip(results("ple_gate", call), results("ple_gate", call, run), strict=True):
+        torch.testing.assert_close(got, right, rtol=5e-6, atol=5e-6)
+
+
 def test_every_kernel_is_launched_by_some_sample():
     modules = [getattr(capwise.ops, m) for m in capwise.ops.__all__]
     there = {n for m in modules for n, v in vars(m).items() if n.endswith("_kernel") and hasattr(v, "arg_names")}
@@ -187,6 +202,20 @@ def test_a_shift_without_an_order_is_wrong_and_the_repaired_ones_are_not(gfx):
     assert not all(shifted(torch.ops.footgun.naive_shift_, gfx, seed) for seed in seeds)
     assert all(shifted(torch.ops.footgun.barrier_shift_, gfx, seed) for seed in seeds)
     assert all(shifted(ours, gfx, seed) for seed in seeds)
+
+
+@BOTH
+def test_slots_that_change_places_do_so_in_any_order(gfx):
+    """Requests that different wavefronts hold: one's destination is another's source."""
+    destinations = torch.arange(1, 9, dtype=torch.int32)
+    for op, more in (("align_state_copy_", {}), ("align_state_shift_", {"biases": torch.zeros_like(destinations)})):
+        for seed in range(3):
+            state = torch.arange(9 * 6 * 20, dtype=torch.float32).view(9, 6, 20)
+            right = torch.cat([state[:1], state[1:].flip(0)])
+            call = {"state": state, "sources": destinations.flip(0), "destinations": destinations, **more}
+            for launch in launches_of(lambda op=op, call=call: overload(op)(**call), {}):
+                emulated(gfx, seed=seed)(launch.kernel, launch.grid, **launch.bound)
+            assert torch.equal(state, right), (op, seed)
 
 
 def test_lockstep_does_not_show_the_missing_order():
