@@ -228,10 +228,22 @@ class Space:
         return self._fallback(size)
 
     def concat(self, parts: Sequence[Axis]) -> Axis:
-        parts = [p for p in parts if self.size(p) != 0]
-        if all(all(isinstance(a, int) for a in p) for p in parts):
-            return self.axis(sum(int(self.size(p)) for p in parts))
-        return parts[0] if len(parts) == 1 else (Cat(tuple(parts)),)
+        """The axis of parts one after the other: no part is a concatenation, and no two neighbours are both numbers."""
+        merged: list[Axis] = []
+        for part in self._flat(parts):
+            if merged and _is_number(part) and _is_number(merged[-1]):
+                merged[-1] = self.axis(self.size(part) + self.size(merged[-1]))
+            elif self.size(part) != 0:
+                merged.append(part)
+        if len(merged) == 1:
+            return merged[0]
+        return (Cat(tuple(merged)),) if merged else self.axis(0)
+
+    def _flat(self, parts: Sequence[Axis]) -> list[Axis]:
+        flat: list[Axis] = []
+        for part in parts:
+            flat += part[0].parts if len(part) == 1 and isinstance(part[0], Cat) else [part]
+        return flat
 
     # ------------------------------------------------------------------------------------------------ extents
     def extent(self, axis: Axis, symbols: Mapping[str, int]) -> int:
@@ -264,6 +276,10 @@ def as_expr(size: object) -> sympy.Expr:
     """An int, SymInt or sympy expression as a sympy expression."""
     node = getattr(size, "node", None)
     return sympy.sympify(node.expr if node is not None else size)
+
+
+def _is_number(axis: Axis) -> bool:
+    return all(isinstance(atom, int) for atom in axis)
 
 
 def only_grows(expr: sympy.Expr) -> bool:

@@ -274,66 +274,6 @@ class Flow:
         )
         return False
 
-    def want_in_range(self, node: fx.Node, index: fx.Node, extent: object, what: str) -> None:
-        """Every padded row of `index` must be a row of an axis of this extent."""
-        value = fact(index)
-        if self.is_bounded(index, extent):
-            return
-        for dim in self.padded_dims(value):
-            tail = value.tails[dim]
-            if tail.own or self._in_range(tail, extent):
-                continue
-            self.want(
-                node,
-                index,
-                dim,
-                0,
-                code="CW206",
-                name="in-range fill",
-                message="padded rows may index out of range",
-                label=f"tail rows of {index.name} index {what}",
-                notes=("negative rows wrap to the last row, and too large ones fault",),
-            )
-
-    def is_bounded(self, index: fx.Node, extent: object) -> bool:
-        """Whether every element, of padded rows too, is proved to be a row of an axis of this extent."""
-        value = fact(index)
-        if value.low is None or value.low < 0 or value.below is None:
-            return False
-        return value.below == as_expr(extent)
-
-    def _in_range(self, tail: Tail, extent: object) -> bool:
-        number = tail.constant
-        if number is None:
-            return False
-        size = as_expr(extent)
-        return number == 0 or (number > 0 and bool(size.is_Integer) and number < int(size))
-
-    def want_wrapped(self, node: fx.Node, index: fx.Node, axis: Axis, what: str) -> bool:
-        """A negative live index into a padded axis counts from the captured end, not from the live one.
-
-        Returns whether the index was brought into range by a remedy.
-        """
-        value = fact(index)
-        if not self.space.is_padded(axis) or any(low is not None and low >= 0 for low in (value.low, value.live_low)):
-            return False
-        leading = self.space.layout(axis)[0] == "leading"
-        remedies = (
-            (Remedy("wrap", "clamp", arg=index, extent=self.space.size(axis), cost=0.1), SEAM) if leading else (SEAM,)
-        )
-        chosen = self.report(
-            Hazard(
-                "CW206",
-                node,
-                "a negative row number counts from the captured end",
-                f"{index.name} indexes {what}, whose captured extent is not the live one",
-                remedies,
-                index,
-                ", ".join(sorted(self.space.symbols(axis) & self.space.padded)),
-            )
-        )
-        return chosen is not None and chosen.kind == "wrap"
-
     def scalars(self, node: fx.Node, arguments: Iterable[Any], can_be_tensor: bool) -> None:
         """Host integers in the content of a value: a recording freezes the captured extent, not the live one."""
         for argument in arguments:

@@ -13,6 +13,7 @@ from capwise.ops import aten
 from capwise.ops import contract as c
 from capwise.transfer import custom
 from capwise.transfer.flow import SEAM, Flow, Hazard
+from capwise.transfer.row_numbers import want_in_range
 
 
 def launch(flow: Flow, node: fx.Node, found: Derivation) -> None:
@@ -47,7 +48,7 @@ def _with_nulls(flow: Flow, node: fx.Node, found: Derivation) -> c.Contract:
 def _in_range(flow: Flow, node: fx.Node, slot: str, target: str) -> None:
     rows = val(_argument(node, target)).shape
     if len(rows):
-        flow.want_in_range(node, _argument(node, slot), rows[0], f"rows of {target}")
+        want_in_range(flow, node, _argument(node, slot), rows[0], f"rows of {target}")
 
 
 def _unproved(flow: Flow, node: fx.Node, write: Unproved) -> None:

@@ -12,6 +12,7 @@ from capwise.axes import ONE, Axis
 from capwise.facts import FINITE, LIVE, PADDED, Fact, Tail, fact, filled, is_tensor, val
 from capwise.ops import aten
 from capwise.transfer.flow import LAST, SEAM, Fix, Flow, Hazard, Remedy, broadcast_dim, extreme
+from capwise.transfer.row_numbers import is_bounded, want_in_range, want_wrapped
 
 
 def _arg(node: fx.Node, name: str, default: Any = None) -> Any:
@@ -29,10 +30,15 @@ def gather(flow: Flow, node: fx.Node, row: aten.Row) -> None:
         _index_select(flow, node, row.how)
 
 
+def _is_mask(index: fx.Node) -> bool:
+    """Whether an index says of each row if it is meant: which rows these are is known to the data alone."""
+    return val(index).dtype in (torch.bool, torch.uint8)
+
+
 def _check_index(flow: Flow, node: fx.Node, index: fx.Node, source: fx.Node, dim: int, extent: object) -> None:
     what = f"dimension {dim} of {source.name}"
-    if not flow.want_wrapped(node, index, fact(source).axes[dim], what):
-        flow.want_in_range(node, index, extent, what)
+    if not want_wrapped(flow, node, index, fact(source).axes[dim], what):
+        want_in_range(flow, node, index, extent, what)
 
 
 def _index(flow: Flow, node: fx.Node) -> None:
@@ -41,7 +47,7 @@ def _index(flow: Flow, node: fx.Node) -> None:
     value = fact(source)
     at = [d for d, i in enumerate(indices) if isinstance(i, fx.Node)]
     used = [indices[d] for d in at]
-    if any(val(i).dtype == torch.bool for i in used):
+    if any(_is_mask(i) for i in used):
         # Reached only where the number of true elements is known; the rows still depend on data.
         flow.report(Hazard("CW002", node, "output size depends on data", "boolean index", (SEAM,)))
     for d, index in zip(at, used):
@@ -152,7 +158,7 @@ def scatter(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     for dim in _padded_index_dims(flow, indices):
         if row.how.startswith("scatter") and dim != lead:
             # Rows of index and target run together here: a padded row writes a padded row.
-            flow.want_in_range(node, indices[0][1], val(target).shape[lead], f"dimension {lead} of {target.name}")
+            want_in_range(flow, node, indices[0][1], val(target).shape[lead], f"dimension {lead} of {target.name}")
             continue
         _neutral_write(flow, node, row, target, indices, source, dim)
     _line_up(flow, node, row.how, indices, source, lead)
@@ -178,7 +184,7 @@ def _line_up(
             flow.agree(node, [axis, *written[d : d + 1], *([target.axes[d]] if d != lead else [])], axis)
         return
     if how == "index_put":
-        if any(val(i).dtype == torch.bool for _, i in indices):
+        if any(_is_mask(i) for _, i in indices):
             return
         shape = _put_axes(flow, node, target.axes, indices)
     else:
@@ -209,15 +215,15 @@ def _operands(node: fx.Node, how: str) -> tuple[list[tuple[int, fx.Node]], Any, 
 
 
 def _check_write_range(flow: Flow, node: fx.Node, index: fx.Node, target: fx.Node, dim: int) -> None:
-    if val(index).dtype == torch.bool:
+    if _is_mask(index):
         flow.report(Hazard("CW002", node, "a boolean mask chooses the rows to write", "needs a host sync", (SEAM,)))
         return
-    flow.want_wrapped(node, index, fact(target).axes[dim], f"dimension {dim} of {target.name}")
+    want_wrapped(flow, node, index, fact(target).axes[dim], f"dimension {dim} of {target.name}")
 
 
 def _padded_index_dims(flow: Flow, indices: Sequence[tuple[int, fx.Node]]) -> list[int]:
     """Dimensions of the (broadcast) index along which padded rows write."""
-    if not indices or val(indices[0][1]).dtype == torch.bool:
+    if not indices or _is_mask(indices[0][1]):
         return []
     rank = max(len(fact(i).axes) for _, i in indices)
     found = []
@@ -288,7 +294,7 @@ def _source_place(
 def _is_safe(flow: Flow, index: fx.Node, dim: int, extent: object) -> bool:
     """Whether the tail of an index holds rows that exist."""
     tail = fact(index).tails[dim]
-    return tail.own or tail.is_value(0) or flow.is_bounded(index, extent)
+    return tail.own or tail.is_value(0) or is_bounded(index, extent)
 
 
 def _already(
