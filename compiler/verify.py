@@ -46,13 +46,14 @@ class Mismatch:
 
 @dataclass
 class VerifyResult:
-    """What a verification saw. ok: no mismatch."""
+    """What a verification saw. ok: no mismatch. seen: what each step gave, by "output i" or "state name", if kept."""
 
     case: str
     steps: int = 0
     mismatches: list[Mismatch] = field(default_factory=list)
     report: Report = field(default_factory=Report)
     misses: int = 0
+    seen: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -74,6 +75,7 @@ def verify(
     histories: int = 1,
     seed: int = 0,
     poison: bool = True,
+    keep: bool = False,
     **options: Any,
 ) -> VerifyResult:
     """Runs a case's history eagerly and replayed, and compares live outputs and all state after every step.
@@ -85,6 +87,7 @@ def verify(
         histories: the first is the case's own; further ones are drawn from its batches.
         seed: of histories and noise.
         poison: noise in every tail, twice with different noise, which must not show.
+        keep: hold on to what each step gave, in `VerifyResult.seen`.
 
     Raises:
         InputError: a batch that contradicts the case's description.
@@ -100,6 +103,7 @@ def verify(
         order = history(len(case.batches), number, seed)
         run = _Run(case, case_options(case, **more), device, poison, unsafe, seed + number, result)
         with _kernels_on(device, seed + number):
+            run.keep = keep
             run.all([case.batches[i] for i in order])
     result.report.case = case.name
     return result
@@ -140,6 +144,7 @@ class _Run:
         self.reference = _copied(case.reference if case.reference is not None else case.model, place)
         self.compiled = CompiledModel(self.model, options)
         self.poison, self.unsafe, self.result, self.place = poison, unsafe, result, place
+        self.keep = False
         self.noise = _Noise(seed, in_range_only=unsafe)
         self.specs = normalise(options.inputs)
         self.mine, self.theirs = _Inputs(self.specs, place), _Inputs(self.specs, place)
@@ -169,6 +174,8 @@ class _Run:
                 raise
             self._add(Mismatch(step, "capture", "capture", got=f"{type(error).__name__}: {str(error)[:200]}"))
             return False
+        if self.keep:
+            self.result.seen.append(seen[0])
         if len(seen) == 2 and not self.unsafe:
             self._compare(step, "history", seen[0], seen[1], exact=True)
         right = self._seen(expected, self.reference, theirs)
