@@ -111,6 +111,8 @@ def test_no_file_imports_by_folder_name(folder):
     files = list(_sources(folder))
     assert files
     wrong = {f"{f}: {m}" for f in files for m in _imported(f) if m.split(".")[0] in (*FOLDERS, "tests")}
+    # The public cases are many modules that share a harness.
+    wrong = {w for w in wrong if not re.fullmatch(r".*/tests/cases/\w+\.py: tests\.cases\b.*", w)}
     assert not wrong
 
 
