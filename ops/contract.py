@@ -108,7 +108,8 @@ class Frozen(Stride):
 
 @dataclass(frozen=True)
 class Contract:
-    """A declaration about one op. `out` (or `out0`, `out1`, ...) names what the op returns.
+    """A declaration about one op. `out` (or `out0`, `out1`, ...) names what the op returns; Fill as its tail says what
+    its padded rows hold once the arguments' tails are as asked.
 
     rows, requests: argument name -> Axes. strides: argument name -> Stride. host: names of scalar arguments, or of
     other host values, that shape the launch. state: names of arguments that are persistent and written.

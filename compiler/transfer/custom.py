@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from capwise.axes import Axis, Rows
-from capwise.facts import LIVE, PADDED, Fact, fact, facts, is_tensor, val
+from capwise.facts import LIVE, PADDED, Fact, Tail, fact, facts, filled, is_tensor, val
 from capwise.labels import parse_dim
 from capwise.ops import aten
 from capwise.ops import contract as c
@@ -159,13 +159,20 @@ def _results(flow: Flow, node: fx.Node, contract: c.Contract, binding: Binding) 
         declared_axes = contract.arguments.get("out" if len(parts) == 1 else f"out{i}")
         axes = _declared_axes(flow, axes, declared_axes, binding)
         storage = part.untyped_storage()._cdata
-        tails = flow.plain_tails(axes)
+        tails = flow.plain_tails(axes, _promised(declared_axes))
         results.append(Fact(tuple(axes), tuple(tails), storage, "pool", node.name, inputs=inputs))
     if isinstance(value, torch.Tensor):
         assert results[0] is not None
         flow.set(node, results[0])
     elif value is not None:
         facts(node).value = tuple(results)
+
+
+def _promised(spec: c.Axes | None) -> Tail:
+    """What a result's padded rows hold, where the arguments' tails are as the contract asks."""
+    if spec is not None and isinstance(spec.tail, c.Fill) and not isinstance(spec.tail.value, str):
+        return filled(spec.tail.value)
+    return PADDED
 
 
 def _declared_axes(flow: Flow, axes: list[Axis], spec: c.Axes | None, binding: Mapping[str, str]) -> list[Axis]:

@@ -38,26 +38,26 @@ def padded(name: str, junk, seed: int) -> dict:
     """A call with rows past the live ones: as the contract asks where it asks, noise elsewhere."""
     call = sample(name, LENGTHS, SMALL, seed)
     for i, (argument, axes) in enumerate(declared(overload(name)).arguments.items()):
-        symbol = axes.axes[0] if axes.axes else None
-        if argument not in call or not isinstance(symbol, str):
+        dim = next((d for d, symbol in enumerate(axes.axes) if isinstance(symbol, str)), None)
+        if argument not in call or dim is None:
             continue
-        live = call[argument]
-        tail = live.new_empty((3 if symbol == "T" else 2, *live.shape[1:]))
+        live = call[argument].movedim(dim, 0)
+        tail = live.new_empty((3 if axes.axes[dim] == "T" else 2, *live.shape[1:]))
         if isinstance(axes.tail, Last):
             tail[:] = live[-1]
         else:
             tail = tail.fill_(axes.tail.value) if isinstance(axes.tail, Fill) else junk(tail, seed + i)
-        call[argument] = torch.cat([live, tail])
+        call[argument] = torch.cat([live, tail]).movedim(0, dim)
     return call
 
 
 def views(name: str, call: dict, strided, seed: int) -> dict:
     """The same values as strided views. A state's slots lie apart; its own elements must lie evenly for a copy."""
-    seen = {}
+    seen, states = {}, declared(overload(name)).state
     for i, (argument, value) in enumerate(call.items()):
         seen[argument] = value
-        if argument == "state":
-            room = torch.full((value.shape[0], value[0].numel() + 5), float("nan"))
+        if argument in states or argument == "state":
+            room = junk_of(value, value.shape[0], value[0].numel() + 5)
             seen[argument] = room[:, : value[0].numel()].unflatten(1, value.shape[1:]).copy_(value)
         elif isinstance(value, torch.Tensor):
             seen[argument] = strided(value, seed + i)
@@ -66,7 +66,8 @@ def views(name: str, call: dict, strided, seed: int) -> dict:
 
 def results(name: str, call: dict, run=None) -> list[torch.Tensor]:
     """Live rows of what a call returns, and the state it leaves; by the reference, or with `run` for each launch."""
-    call = {n: _clone(v) if n == "state" else v for n, v in call.items()}
+    states = declared(overload(name)).state
+    call = {n: _clone(v) if n in states else v for n, v in call.items()}
     outs = []
     if run is None:
         outs.append(overload(name)(**call))
@@ -74,12 +75,18 @@ def results(name: str, call: dict, run=None) -> list[torch.Tensor]:
         for launch in launches_of(lambda: outs.append(overload(name)(**call)), {}):
             run(launch)
     leaves = [o for out in outs for o in (out if isinstance(out, tuple) else (out,)) if o is not None]
-    return [o[: sum(LENGTHS)] for o in leaves] + [call[n] for n in ("state",) if n in call]
+    outs = [axes for n, axes in declared(overload(name)).arguments.items() if n.startswith("out")]
+    live = {"T": sum(LENGTHS), "R": len(LENGTHS)}
+    return [o[: live[axes.axes[0]]] for o, axes in zip(leaves, outs, strict=True)] + [call[n] for n in states]
+
+
+def junk_of(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    return torch.full(shape, float("nan") if like.dtype.is_floating_point else -12345, dtype=like.dtype)
 
 
 def _clone(state: torch.Tensor) -> torch.Tensor:
     """A copy that lies as the state does."""
-    room = torch.full((state.shape[0], state.stride(0)), float("nan"))
+    room = junk_of(state, state.shape[0], state.stride(0))
     return room.as_strided(state.shape, state.stride()).copy_(state)
 
 
@@ -126,7 +133,7 @@ def test_every_kernel_is_launched_by_some_sample():
     modules = [getattr(capwise.ops, m) for m in capwise.ops.__all__]
     there = {n for m in modules for n, v in vars(m).items() if n.endswith("_kernel") and hasattr(v, "arg_names")}
     launched = {launch.name for op in CALLS for launch in op_launches(op, LENGTHS, SMALL)}
-    assert launched == there and len(there) == 7
+    assert launched == there and len(there) == 10
 
 
 # ------------------------------------------------------------------------------------------------ far from the base
@@ -166,7 +173,7 @@ def test_offsets_past_two_to_the_thirty_first(name, gfx):
         (pointer,) = [n for n, v in bound.items() if _same(v, call[argument])]
         values[pointer] = emulate.Sparse(row * stride * call[argument].itemsize, as_argument(call[argument][row]))
         emulate.run(made.asm["amdgcn"], launch.grid, values, shared=made.launch.shared)
-    got = [o for o in outs if o is not None] + [call[n] for n in ("state",) if n in call]
+    got = [o for o in outs if o is not None] + [call[n] for n in declared(overload(name)).state]
     for a, b in zip(got, right, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-6, equal_nan=True)
 
