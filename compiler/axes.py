@@ -56,6 +56,10 @@ class Space:
         self.sympy = {name: symbol for symbol, name in self.names.items()}
         self.padded = frozenset(padded)
         self._axes: dict[sympy.Expr, Axis] = {}
+        # What is asked of every node is answered once an axis: graphs have thousands of nodes and a few axes.
+        self._sizes: dict[Axis, sympy.Expr] = {}
+        self._symbols: dict[Axis, frozenset[str]] = {}
+        self._layouts: dict[Axis, tuple[object, ...]] = {}
         self._tags = itertools.count()
 
     def expr(self, size: object) -> sympy.Expr:
@@ -106,10 +110,9 @@ class Space:
         return Opaque(expr, frozenset(self.names.get(s, str(s)) for s in expr.free_symbols), next(self._tags))
 
     def size(self, axis: Axis) -> sympy.Expr:
-        result: sympy.Expr = sympy.Integer(1)
-        for atom in axis:
-            result = result * self._atom_size(atom)
-        return result
+        if axis not in self._sizes:
+            self._sizes[axis] = sympy.Mul(*[self._atom_size(atom) for atom in axis])
+        return self._sizes[axis]
 
     def _atom_size(self, atom: Atom) -> sympy.Expr:
         if isinstance(atom, int):
@@ -125,6 +128,12 @@ class Space:
 
     def symbols(self, axis: Axis) -> frozenset[str]:
         """Every symbol that the size of an axis depends on."""
+        known = self._symbols.get(axis)
+        if known is None:
+            known = self._symbols[axis] = self._found_symbols(axis)
+        return known
+
+    def _found_symbols(self, axis: Axis) -> frozenset[str]:
         found: set[str] = set()
         for atom in axis:
             if isinstance(atom, Rows):
@@ -150,6 +159,11 @@ class Space:
     def layout(self, axis: Axis) -> tuple[object, ...]:
         """Equal for axes of equal size whose live parts stand at the same positions; ("leading", size) where the live
         part comes first and is one block."""
+        if axis not in self._layouts:
+            self._layouts[axis] = self._found_layout(axis)
+        return self._layouts[axis]
+
+    def _found_layout(self, axis: Axis) -> tuple[object, ...]:
         if not self.is_padded(axis):
             return ("size", self.size(axis))
         first, *rest = axis

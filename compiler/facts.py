@@ -125,7 +125,10 @@ class NodeFacts:
 
 def facts(node: fx.Node) -> NodeFacts:
     """The record of a node, made at first use."""
-    return node.meta.setdefault(_KEY, NodeFacts())
+    record: NodeFacts | None = node.meta.get(_KEY)
+    if record is None:
+        record = node.meta[_KEY] = NodeFacts()
+    return record
 
 
 def fact(node: fx.Node) -> Fact:

@@ -7,10 +7,11 @@ schema tell nothing, is unknown: a seam.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -133,12 +134,18 @@ TABLE: Mapping[str, Row] = {
 }
 
 
+_ABSENT = object()
+
+
+# Schemas never change, and reading one crosses into C++: what is asked of an overload is asked once.
+@functools.cache
 def base_name(op: torch._ops.OpOverload) -> str:
     """The functional op's name: `add_`, `add.out` and `add.Tensor` are all `add`."""
     name = op._schema.name.split("::")[-1]
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
+@functools.cache
 def row(op: torch._ops.OpOverload) -> Row | None:
     """The row of an ATen overload: from the table, else from its tags, else None (unknown)."""
     if op.namespace not in ("aten", "prims"):
@@ -155,33 +162,44 @@ def row(op: torch._ops.OpOverload) -> Row | None:
     return None
 
 
+@functools.cache
 def syncs(op: torch._ops.OpOverload) -> bool:
     """Whether the op reads a device value on the host, by its tags."""
     return torch.Tag.data_dependent_output in op.tags
 
 
+@functools.cache
 def is_random(op: torch._ops.OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
+@functools.cache
+def _arguments(op: torch._ops.OpOverload) -> Mapping[str, tuple[int | None, Any]]:
+    """Name -> position (None where it must be named) and default (_ABSENT where it has none)."""
+    return {
+        a.name: (None if a.kwarg_only else i, a.default_value if a.has_default_value() else _ABSENT)
+        for i, a in enumerate(op._schema.arguments)
+    }
+
+
 def argument(op: torch._ops.OpOverload, args: tuple, kwargs: Mapping, name: str, default=None):
     """The value of a schema argument in a call, its schema default where the call leaves it out."""
-    for i, a in enumerate(op._schema.arguments):
-        if a.name == name:
-            if name in kwargs:
-                return kwargs[name]
-            return (
-                args[i]
-                if i < len(args) and not a.kwarg_only
-                else (a.default_value if a.has_default_value() else default)
-            )
-    return default
+    place = _arguments(op).get(name)
+    if place is None:
+        return default
+    if name in kwargs:
+        return kwargs[name]
+    position, value = place
+    if position is not None and position < len(args):
+        return args[position]
+    return default if value is _ABSENT else value
 
 
 def has_argument(op: torch._ops.OpOverload, name: str) -> bool:
-    return any(a.name == name for a in op._schema.arguments)
+    return name in _arguments(op)
 
 
-def written(op: torch._ops.OpOverload) -> list[str]:
+@functools.cache
+def written(op: torch._ops.OpOverload) -> tuple[str, ...]:
     """Names of the arguments that the schema says are written."""
-    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return tuple(a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write)

@@ -234,7 +234,7 @@ class Flow:
         met = [axis for axis in dict.fromkeys(met) if axis != ONE]
         if not met:
             return by_size
-        if len({self.space.layout(a) for a in met}) == 1 or not any(self.is_padded(a) for a in met):
+        if len(met) == 1 or len({self.space.layout(a) for a in met}) == 1 or not any(self.is_padded(a) for a in met):
             return met[0]
         self.report(
             Hazard(

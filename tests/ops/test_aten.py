@@ -78,7 +78,7 @@ def test_arguments_by_name():
     assert aten.argument(op, (1, [0]), {}, "dim") == [0] and aten.argument(op, (1, [0]), {}, "keepdim") is False
     assert aten.argument(op, (1, [0]), {"keepdim": True}, "keepdim") is True
     assert aten.argument(op, (1,), {}, "nothing", 7) == 7 and aten.has_argument(op, "dtype")
-    assert aten.written(A.add_.Tensor) == ["self"] and aten.written(A.add.out) == ["out"] and not aten.written(op)
+    assert aten.written(A.add_.Tensor) == ("self",) and aten.written(A.add.out) == ("out",) and not aten.written(op)
 
 
 # ---------------------------------------------------------------------------------------------------------- rows alone
