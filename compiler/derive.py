@@ -7,8 +7,9 @@ kernel does is a reason not to derive a contract, and the launch is a seam.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import sympy
 from torch import fx
@@ -88,7 +89,11 @@ class _Deriver:
 
     def run(self) -> None:
         """Collects rows, then asks each question; any reason on the way leaves the contract open."""
-        strides = {n: s for n in self.launch.call.pointers if (s := self._stride(n)) is not None}
+        mistaken: dict[str, c.Stride] = {n: c.Contiguous() for n in self.launch.call.pointers if self._mistakes(n)}
+        for name in mistaken:
+            tensor = self.launch.tensors[name]
+            self.launch.tensors[name] = replace(tensor, strides=_dense_strides(tensor.shape))
+        strides = {n: s for n in self.launch.call.pointers if (s := self._stride(n)) is not None} | mistaken
         self.found.strides = strides
         for name in self.launch.call.pointers:
             self._classify(name)
@@ -256,8 +261,25 @@ class _Deriver:
         passed = {a.stride for a in axes} - {a.stride for a in taken}
         if all(a.stride == "unit" for a in taken) and len(passed) >= len(tensor.shape) - 1:
             return c.Unit()
-        numbers = {int(a.stride.partition(":")[2]) for a in taken if a.stride.startswith("constant")}
+        # A row counted from the far end steps by the same stride, the other way.
+        numbers = {abs(int(a.stride.partition(":")[2])) for a in taken if a.stride.startswith("constant")}
         return self._dense(name, numbers)
+
+    def _mistakes(self, name: str) -> bool:
+        """Whether the number that is passed for a stride is that of a dense tensor of this shape, which this one is
+        not: its width, say."""
+        tensor = self.launch.tensors[name]
+        real = {as_expr(s) for n, s in zip(tensor.shape, tensor.strides) if n != 1}
+        dense = {as_expr(s) for n, s in zip(tensor.shape, _dense_strides(tensor.shape)) if n != 1}
+        for axis in self.launch.call.summary[name].axes:
+            said, _, names = axis.stride.partition(":")
+            if said == "passed" and (step := self._product(names)) is not None and step in dense - real:
+                return True
+        return False
+
+    def _product(self, names: str) -> sympy.Expr | None:
+        factors = [self.launch.scalars.get(n) for n in names.split("*")]
+        return None if None in factors else sympy.Mul(*factors)
 
     def _dense(self, name: str, numbers: set[int]) -> c.Stride | None:
         """Constant strides are those of a dense tensor, or the contract cannot be kept by any copy."""
@@ -287,6 +309,14 @@ class _Deriver:
             return "segment"
         rows = [row.poly for found in self.rows.values() for _, row in found]
         return "row" if all(r == rows[0] for r in rows) else "prefix"
+
+
+def _dense_strides(shape: Sequence[object]) -> tuple[Any, ...]:
+    """The strides of a dense tensor, as in `Layout`."""
+    steps = [sympy.Integer(1)]
+    for size in reversed(shape[1:]):
+        steps.append(steps[-1] * as_expr(size))
+    return tuple(int(s) if s.is_Integer else s for s in reversed(steps[: len(shape)]))
 
 
 def _tails(arguments: Mapping[str, c.Axes]) -> dict[str, Tail]:

@@ -15,6 +15,7 @@ from torch import nn
 
 from capwise.case import Case
 from capwise.models.demo_cases import s1_golden, s2_golden
+from capwise.models.naive_shift import naive
 
 WIDTH = 4
 SLOTS = 16
@@ -188,6 +189,7 @@ FOOTGUNS: dict[str, Footgun] = {
     ),
     "opaque op": Footgun("CW001", "nothing is known of the op", _case("opaque op", Opaque)),
     "stale boundaries": Footgun("CW201", "the search reads boundaries of an earlier batch", s1_golden),
+    "shift in place": Footgun("CW304", "one launch writes what it has still to read, in no order", naive),
     "unit stride": Footgun(
         "CW401", "the kernel takes element r of a table for row r's; wrong eagerly too", lambda: s2_golden(4, "unit")
     ),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import fx
 
+from capwise.allow import allowed
 from capwise.axes import as_expr
 from capwise.compilation import CompilerPass
 from capwise.derive import Derivation
 from capwise.facts import facts, is_tensor, storage_of, val
 from capwise.kernel_access import KernelHazard
+from capwise.kernel_access.overlap import overlaps
 from capwise.ops import aten
 from capwise.ops.contract import Contract
 from capwise.transfer.flow import Hazard, Remedy
+from capwise.transfer.overlap import are_disjoint
 
 _LIMIT = 2**31
 
@@ -31,6 +36,10 @@ class Launches(CompilerPass):
             found = facts(node).found
             if found is not None and found.derived is not None:
                 self._kernel(node, found.derived)
+            if found is not None and found.contract is not None and found.derived is None:
+                self._declared(node, found.contract, found.source)
+            if found is not None and found.contract is not None:
+                self._aliases(node, found.contract, tuple(found.contract.arguments), found.derived)
             if found is not None and found.source == "derived":
                 self._assumed(node, found.contract, found.derived is None)
         return False
@@ -50,11 +59,27 @@ class Launches(CompilerPass):
                     self._overlap(node, row.arg, hazard)
                 elif hazard.code == "CW403":
                     self._width(node, row.arg, hazard)
-        self._aliases(node, found)
+        if found.contract is None:
+            self._aliases(node, None, found.call.pointers, found)
+
+    def _declared(self, node: fx.Node, contract: Contract, source: str) -> None:
+        """An op whose own author says that one launch reads what it writes: a seam races just as well."""
+        if not contract.overlap:
+            return
+        targets = [n for n in (*contract.state, *aten.written(_op(node))) if _argument(node, n) is not None]
+        what = ", ".join(dict.fromkeys(targets)) or "its arguments"
+        message = f"{node.target} reads and writes overlapping places of {what}"
+        label = "its contract says that nothing orders the two within a launch"
+        arg = _argument(node, targets[0]) if targets else None
+        self._add(Hazard("CW304", node, message, label, (), arg), source != "declared")
 
     def _add(self, hazard: Hazard, assumed: bool) -> None:
         hazard.verdict = "assumed" if assumed else "refuted"
-        if hazard.remedies and self.state.options.repair != "none":
+        reason = allowed(hazard.node, hazard.code)
+        if reason is not None:
+            hazard.verdict, hazard.chosen = "assumed", Remedy("allow", "allow")
+            hazard.notes += (f"allowed: {reason}",)
+        elif hazard.remedies and self.state.options.repair != "none":
             hazard.chosen = hazard.remedies[0]
         self.state.hazards.append(hazard)
 
@@ -84,30 +109,48 @@ class Launches(CompilerPass):
         rank = value.dim()
         return 1 + sum((int(n) - 1) * int(s) for n, s in zip(sizes[:rank], sizes[rank:]))
 
-    def _aliases(self, node: fx.Node, found: Derivation) -> None:
-        """The summary holds for pointers that do not overlap."""
-        written = aten.written(found.call.op)
-        for name in found.call.pointers:
+    def _aliases(
+        self, node: fx.Node, contract: Contract | None, names: Sequence[str], derived: Derivation | None
+    ) -> None:
+        """What is known of an op holds for arguments that do not overlap. Where one that is read may share places with
+        one that is written, the op reads a copy that was made before it."""
+        written = aten.written(_op(node))
+        for name in names:
             arg = _argument(node, name)
-            others = [w for w in written if w != name and _shares(arg, _argument(node, w))]
+            others = [w for w in written if w != name and _meet(arg, _argument(node, w))]
             if name in written or not others or arg is None:
                 continue
-            # One place for both: right where every program reads and writes its own row only.
-            twin = _argument(node, others[0]) is arg
-            if twin and found.contract is not None and found.contract.locality == "row":
+            # One tensor for both: right where every program reads and writes its own places only.
+            twins = all(_argument(node, w) is arg for w in others)
+            if twins and (_keeps_apart(derived, name, others) if derived else contract and contract.locality == "row"):
                 continue
-            remedies = () if twin else (Remedy("dense", "temporary", arg=arg, cost=1.0),)
+            remedies = (Remedy("dense", "temporary", arg=arg, name=name, cost=1.0),)
             message = f"{node.target} reads {name} and writes {others[0]}, which share memory"
             self._add(Hazard("CW304", node, message, "no order between the two", remedies, arg), True)
 
 
-def _argument(node: fx.Node, name: str) -> fx.Node | None:
+def _op(node: fx.Node) -> torch._ops.OpOverload:
     assert isinstance(node.target, torch._ops.OpOverload)
-    value = aten.argument(node.target, node.args, node.kwargs, name)
+    return node.target
+
+
+def _argument(node: fx.Node, name: str) -> fx.Node | None:
+    value = aten.argument(_op(node), node.args, node.kwargs, name) if aten.has_argument(_op(node), name) else None
     return value if isinstance(value, fx.Node) else None
 
 
-def _shares(a: fx.Node | None, b: fx.Node | None) -> bool:
+def _keeps_apart(found: Derivation, name: str, others: Sequence[str]) -> bool:
+    """Whether a kernel's loads through one pointer and its stores through others to the same tensor do not meet, from
+    program to program."""
+    accesses = found.call.summary.accesses
+    loads = [a for a in accesses if a.arg == name and a.kind == "load"]
+    stores = [a for a in accesses if a.arg in others and a.kind == "store"]
+    lost = any(a.reason for a in (*loads, *stores)) or len(stores) < sum(a.arg in others for a in accesses)
+    return not lost and not overlaps([*loads, *stores])
+
+
+def _meet(a: fx.Node | None, b: fx.Node | None) -> bool:
+    """Whether two views may hold one place in common."""
     if a is None or b is None or not (is_tensor(a) and is_tensor(b)):
         return False
-    return storage_of(val(a)) == storage_of(val(b))
+    return storage_of(val(a)) == storage_of(val(b)) and not are_disjoint(val(a), val(b))

@@ -45,7 +45,8 @@ class Fix:
 
 @dataclass(frozen=True)
 class Remedy:
-    """One way to remove a hazard. `label` is what reports say; cost is in launches a step."""
+    """One way to remove a hazard. `label` is what reports say; cost is in launches a step. `name` is the argument that
+    `arg` stands for where the same value is also passed as another."""
 
     kind: RemedyKind
     label: str
@@ -54,6 +55,7 @@ class Remedy:
     dim: int = 0
     extent: Any = None
     cost: float = 0.0
+    name: str = ""
 
 
 SEAM = Remedy("seam", "seam", cost=2.0)

@@ -59,6 +59,98 @@ def _c74(model: type[CopiesRows]) -> Case:
     )
 
 
+# ------------------------------------------------------------------------------------------ C76: no stride arguments
+@jit
+def _matvec_in_storage_order(matrix_ptr, vector_ptr, out_ptr, N: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    row, column = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    vector = tl.load(vector_ptr + token * N + column)
+    matrix = tl.load(matrix_ptr + row * N + column)
+    tl.store(out_ptr + token * N + tl.arange(0, N), tl.sum(matrix * vector, 1))
+
+
+class TimesTransposed(nn.Module):
+    """The kernel has no stride arguments; its matrix is a transposed view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.tensor([[1.0, 2], [3, 4]]))
+
+    def forward(self, vectors):
+        operand = self.matrix.t()
+        out = torch.empty_like(vectors)
+        _matvec_in_storage_order[(vectors.shape[0],)](operand, vectors, out, N=2)
+        return out
+
+
+class TimesTransposedDense(nn.Module):
+    """The kernel has no stride arguments; its matrix is a transposed view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.tensor([[1.0, 2], [3, 4]]))
+
+    def forward(self, vectors):
+        operand = self.matrix.t().contiguous()
+        out = torch.empty_like(vectors)
+        _matvec_in_storage_order[(vectors.shape[0],)](operand, vectors, out, N=2)
+        return out
+
+
+def _c76(model: nn.Module) -> Case:
+    return Case(
+        model=model,
+        batches=[{"vectors": torch.full((3, 2), 2.0)}, {"vectors": torch.ones(1, 2)}],
+        inputs={"vectors": ("T", 2)},
+        capacity={"T": 4},
+        options={"capture_sizes": (4,)},
+        reference=TimesTransposedDense(),
+        name="C76 operand in storage order",
+    )
+
+
+# ------------------------------------------------------------------------------------------- C80: width for a stride
+@jit
+def _blocks_of(map_ptr, out_ptr, row_stride, WIDTH: tl.constexpr):
+    request = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    tl.store(out_ptr + request * WIDTH + column, tl.load(map_ptr + request * row_stride + column))
+
+
+class ReadsMapByWidth(nn.Module):
+    """Under a graph the map is the first columns of a wide buffer; run eagerly it is as wide as it is stored."""
+
+    def forward(self, block_map):
+        narrow = block_map[:, :2]
+        out = narrow.new_empty(narrow.shape[0], 2)
+        _blocks_of[(narrow.shape[0],)](narrow, out, narrow.shape[1], WIDTH=2)
+        return out
+
+
+class ReadsMapByStride(nn.Module):
+    """Under a graph the map is the first columns of a wide buffer; run eagerly it is as wide as it is stored."""
+
+    def forward(self, block_map):
+        narrow = block_map[:, :2]
+        out = narrow.new_empty(narrow.shape[0], 2)
+        _blocks_of[(narrow.shape[0],)](narrow, out, narrow.stride(0), WIDTH=2)
+        return out
+
+
+def _c80(model: nn.Module) -> Case:
+    wide = torch.tensor([[1, 2, 0, 0], [3, 4, 0, 0]], dtype=torch.int32)
+    return Case(
+        model=model,
+        batches=[{"block_map": torch.cat([wide, wide + 4])}, {"block_map": wide}],
+        inputs={"block_map": ("R", 4)},
+        key=("R",),
+        capacity={"R": 4},
+        options={"capture_sizes": (4,)},
+        reference=ReadsMapByStride(),
+        name="C80 width for a stride",
+    )
+
+
 RECORDS = [
     Record(
         id="C74",
@@ -73,5 +165,31 @@ RECORDS = [
         twin=lambda: _c74(CopiesRowsByStride),
         read=lambda steps: steps[-1]["output 0"][1],
         sources=((_rows_by_width, _rows_by_stride),),
+    ),
+    Record(
+        id="C76",
+        ref="vllm-project/vllm#32831",
+        kind="stride-assumption",
+        title="a kernel without stride arguments reads a transposed operand in storage order",
+        group="graph",
+        codes=("CW401",),
+        expected=[4, 6],
+        wrong=[3, 7],
+        case=lambda: _c76(TimesTransposed()),
+        twin=lambda: _c76(TimesTransposedDense()),
+        read=lambda steps: steps[-1]["output 0"][0],
+    ),
+    Record(
+        id="C80",
+        ref="alibaba/rtp-llm#1211",
+        kind="stride-assumption",
+        title="a narrow view of a wide captured map is read with its width for the row stride",
+        group="graph",
+        codes=("CW401",),
+        expected=[3, 4],
+        wrong=[0, 0],
+        case=lambda: _c80(ReadsMapByWidth()),
+        twin=lambda: _c80(ReadsMapByStride()),
+        read=lambda steps: steps[-1]["output 0"][1],
     ),
 ]
