@@ -251,7 +251,8 @@ class _Deriver:
     def _stride(self, name: str) -> c.Stride | None:
         """What the kernel takes for granted of an argument's strides; None where they are passed."""
         tensor = self.launch.tensors[name]
-        axes = self.launch.call.summary[name].axes
+        # An argument that this build of the kernel never touches has no row.
+        axes = next((a.axes for a in self.launch.call.summary.arguments if a.arg == name), ())
         taken = [a for a in axes if not a.stride.startswith("passed")]
         if not taken or not tensor.shape:
             return None

@@ -2,8 +2,12 @@
 
 from capwise.ops import (
     align_cache,
+    gdn_conv,
+    gdn_scan,
+    hyper_connection,
     logits_rows,
     metadata,
+    moe,
     mrope,
     ngram_ids,
     ple_gate,
@@ -13,12 +17,17 @@ from capwise.ops import (
     sparse_attention,
     table_gather,
     top_blocks,
+    w8a8,
 )
 
 __all__ = [
     "align_cache",
+    "gdn_conv",
+    "gdn_scan",
+    "hyper_connection",
     "logits_rows",
     "metadata",
+    "moe",
     "mrope",
     "ngram_ids",
     "ple_gate",
@@ -28,4 +37,5 @@ __all__ = [
     "sparse_attention",
     "table_gather",
     "top_blocks",
+    "w8a8",
 ]

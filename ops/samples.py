@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from capwise.ops.metadata import token_requests_reference
+from capwise.ops.table_gather import FP8
 from capwise.ops.top_blocks import top_blocks_reference
 
 Call = dict[str, Any]
@@ -37,7 +38,8 @@ class Sizes:
     """Sizes of the layers; as released where nothing else is said.
 
     heads: per n-gram order. state: the shape of one slot of a recurrent state. filled: False leaves floats as the
-    allocator gives them, for calls that are recorded and never run.
+    allocator gives them, for calls that are recorded and never run. drafts: speculative tokens a request may verify.
+    key_heads, value_heads, key_width, value_width: of the gated delta net. experts, top_k, inner: of the experts.
     """
 
     hidden: int = 2560
@@ -53,11 +55,20 @@ class Sizes:
     dtype: torch.dtype = torch.bfloat16
     filled: bool = False
     attention: Attention = Attention()
+    drafts: int = 3
+    key_heads: int = 16
+    value_heads: int = 48
+    key_width: int = 128
+    value_width: int = 128
+    experts: int = 64
+    top_k: int = 10
+    inner: int = 640
 
 
 SMALL = Sizes(
-    24, 2, 2, 3, 6, 40, 4, 3, 16, (3, 7), torch.float32, True, Attention(4, 2, 12, 3, 11, (2, 2, 1), 2, 3, 4, 4, 33, 4)
-)
+    24, 2, 2, 3, 6, 40, 4, 3, 16, (3, 7), torch.float32, True, Attention(4, 2, 12, 3, 11, (2, 2, 1), 2, 3, 4, 4, 33, 4),
+    key_heads=2, value_heads=4, key_width=5, value_width=7, experts=6, top_k=2, inner=12,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,18 @@ class Draw:
         drawn = (torch.randperm(self.sizes.slots - 1, generator=self.generator)[:requests] + 1).int()
         drawn[3::4] = 0
         return drawn
+
+    def request(self, lengths: Sequence[int]) -> Call:
+        """What a step says of each request whose drafts may be verified: about half of those that could."""
+        requests, most = len(lengths), self.sizes.drafts + 1
+        chance = torch.rand(requests, 2, generator=self.generator)
+        short = torch.tensor([n <= most for n in lengths])
+        return {
+            "query_start_loc": _starts(lengths),
+            "has_initial": chance[:, 0] < 0.7,
+            "num_accepted": self.integers(1, most + 1, requests),
+            "is_spec": short & (chance[:, 1] < 0.5),
+        }
 
 
 def _ngram_ids(lengths: Sequence[int], draw: Draw) -> Call:
@@ -112,17 +135,18 @@ def _gate(lengths: Sequence[int], draw: Draw) -> Call:
     return {**views, **weights, "eps": 1e-6, "hc": draw.sizes.streams}
 
 
-def _conv_state(lengths: Sequence[int], draw: Draw) -> Call:
-    sizes, requests = draw.sizes, len(lengths)
-    channels, length = sizes.hidden * sizes.streams, (sizes.taps - 1) * sizes.dilation
+def _window(lengths: Sequence[int], draw: Draw, channels: int, length: int) -> Call:
     return {
         "x": draw.floats(sum(lengths), channels),
-        "state": draw.floats(sizes.slots, channels, length),
-        "query_start_loc": _starts(lengths),
-        "state_indices": draw.slots(requests),
-        "has_initial": torch.rand(requests, generator=draw.generator) < 0.7,
-        "length": length,
+        "state": draw.floats(draw.sizes.slots, channels, length + draw.sizes.drafts),
+        "state_indices": draw.slots(len(lengths)),
+        **draw.request(lengths),
     }
+
+
+def _conv_state(lengths: Sequence[int], draw: Draw) -> Call:
+    length = (draw.sizes.taps - 1) * draw.sizes.dilation
+    return {**_window(lengths, draw, draw.sizes.hidden * draw.sizes.streams, length), "length": length}
 
 
 def _conv(lengths: Sequence[int], draw: Draw) -> Call:
@@ -130,6 +154,97 @@ def _conv(lengths: Sequence[int], draw: Draw) -> Call:
     channels = draw.sizes.hidden * draw.sizes.streams
     del call["length"]
     return {**call, "weight": draw.floats(channels, draw.sizes.taps), "dilation": draw.sizes.dilation}
+
+
+def _gdn_channels(sizes: Sizes) -> int:
+    return 2 * sizes.key_heads * sizes.key_width + sizes.value_heads * sizes.value_width
+
+
+def _gdn_conv_state(lengths: Sequence[int], draw: Draw) -> Call:
+    length = draw.sizes.taps - 1
+    return {**_window(lengths, draw, _gdn_channels(draw.sizes), length), "length": length}
+
+
+def _gdn_conv(lengths: Sequence[int], draw: Draw) -> Call:
+    call = _gdn_conv_state(lengths, draw)
+    del call["length"]
+    return {**call, "weight": draw.floats(_gdn_channels(draw.sizes), draw.sizes.taps)}
+
+
+def _gdn_scan(lengths: Sequence[int], draw: Draw) -> Call:
+    """q, k and v are parts of one row; the slots of a request are different ones, some of them null."""
+    sizes, tokens, requests = draw.sizes, sum(lengths), len(lengths)
+    row = draw.floats(tokens, _gdn_channels(sizes))
+    keys, columns = sizes.key_heads * sizes.key_width, 1 + sizes.drafts
+    q, k, v = row.split([keys, keys, sizes.value_heads * sizes.value_width], 1)
+    slots = max(sizes.slots, requests * columns + 1)
+    table = torch.randperm(slots - 1, generator=draw.generator)[: requests * columns].view(requests, columns) + 1
+    table[3::4] = 0
+    table[1::4, -1] = 0
+    recurrent = (slots, sizes.value_heads, sizes.key_width, sizes.value_width)
+    gates = torch.rand(2, tokens, sizes.value_heads, generator=draw.generator)
+    return {
+        "q": q.unflatten(1, (sizes.key_heads, -1)),
+        "k": k.unflatten(1, (sizes.key_heads, -1)),
+        "v": v.unflatten(1, (sizes.value_heads, -1)),
+        "g": -gates[0],
+        "beta": gates[1],
+        "state": torch.randn(recurrent, generator=draw.generator) if sizes.filled else torch.empty(recurrent),
+        "state_table": table.int(),
+        **draw.request(lengths),
+    }
+
+
+def _hc_norm(lengths: Sequence[int], draw: Draw) -> Call:
+    wide = draw.sizes.hidden * draw.sizes.streams
+    return {"x": draw.floats(sum(lengths), wide), "weight": draw.floats(wide), "eps": 1e-6, "hc": draw.sizes.streams}
+
+
+def _hc_mix(lengths: Sequence[int], draw: Draw) -> Call:
+    wide = draw.sizes.hidden * draw.sizes.streams
+    both = {name: draw.floats(sum(lengths), wide) for name in ("n", "gate_logits")}
+    return {**both, "hc": draw.sizes.streams}
+
+
+def _hc_write(lengths: Sequence[int], draw: Draw) -> Call:
+    sizes, tokens = draw.sizes, sum(lengths)
+    shapes = {"x": sizes.hidden * sizes.streams, "y": sizes.hidden, "inject": sizes.streams}
+    return {name: draw.floats(tokens, width) for name, width in shapes.items()}
+
+
+def _moe_route(lengths: Sequence[int], draw: Draw) -> Call:
+    return {"logits": draw.floats(sum(lengths), draw.sizes.experts), "k": draw.sizes.top_k}
+
+
+def _moe_experts(lengths: Sequence[int], draw: Draw) -> Call:
+    """Different experts for each token; some choices name none."""
+    sizes, tokens = draw.sizes, sum(lengths)
+    order = torch.rand(tokens, sizes.experts + 1, generator=draw.generator).argsort(1)
+    return {
+        "u": draw.floats(tokens, sizes.hidden),
+        "weights": draw.floats(tokens, sizes.top_k),
+        "experts": order[:, : sizes.top_k].int(),
+        "gate_up": draw.floats(sizes.experts, 2 * sizes.inner, sizes.hidden),
+        "down": draw.floats(sizes.experts, sizes.hidden, sizes.inner),
+    }
+
+
+def _table_gather_fp8(lengths: Sequence[int], draw: Draw) -> Call:
+    """Every bit pattern of a byte that is a number in both formats; the format by the number of tokens."""
+    call, rows = _table_gather(lengths, draw), draw.sizes.table_rows
+    bits = draw.integers(0, 256, rows, draw.sizes.head_width, dtype=torch.uint8)
+    bits[((bits & 0x7F) == 0x7F) | (bits == 0x80)] = 0x31
+    table = bits.view(FP8[sum(lengths) % 2])
+    return {"ids": call["ids"], "table": table, "scale": torch.tensor(0.37), "dtype": draw.sizes.dtype}
+
+
+def _w8a8(lengths: Sequence[int], draw: Draw) -> Call:
+    sizes = draw.sizes
+    return {
+        "x": draw.floats(sum(lengths), sizes.hidden),
+        "weight": draw.integers(-127, 128, sizes.inner, sizes.hidden, dtype=torch.int8),
+        "weight_scale": torch.rand(sizes.inner, generator=draw.generator) / 64,
+    }
 
 
 def _align(lengths: Sequence[int], draw: Draw) -> Call:
@@ -297,6 +412,16 @@ CALLS: dict[str, Callable[[Sequence[int], Draw], Call]] = {
     "ple_gate": _gate,
     "ple_short_conv": _conv,
     "ple_short_conv_state_": _conv_state,
+    "ple_table_gather_fp8": _table_gather_fp8,
+    "gdn_conv": _gdn_conv,
+    "gdn_conv_state_": _gdn_conv_state,
+    "gdn_scan_": _gdn_scan,
+    "hc_norm": _hc_norm,
+    "hc_mix": _hc_mix,
+    "hc_write": _hc_write,
+    "moe_route": _moe_route,
+    "moe_experts": _moe_experts,
+    "w8a8_linear": _w8a8,
     "align_state_shift_": _align_shift,
     "align_state_copy_": _align_copy,
     "token_requests": _token_requests,

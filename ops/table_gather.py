@@ -4,6 +4,10 @@
 
 ids [T, H], table [rows, D] -> out [T, H*D]. Row-local. Ids outside the table read as zeros, so that padded rows may
 hold anything. Offsets are 64-bit: the released table has 320 million rows of 160.
+
+A table of 8-bit floats (e4m3) has one scale for all of it: out = table[...] * scale in float32, rounded once. There are
+two kinds: OCP (bias 7, largest 448) and fnuz (bias 8, largest 240, no negative zero), which is what gfx942 computes
+with. The kernel decodes either from its bits, so that every target reads every table alike.
 """
 
 from __future__ import annotations
@@ -54,6 +58,53 @@ def _launch(ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
     )
 
 
+FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+
+
+def fp8_dtype(arch: str = "") -> torch.dtype:
+    """The 8-bit format in which a device computes: fnuz on gfx940 to gfx942, OCP elsewhere.
+
+    Args:
+        arch: as torch names it (`gcnArchName`), for example "gfx942:sramecc+:xnack-"; empty where there is none.
+    """
+    return FP8[1] if arch.partition(":")[0] in ("gfx940", "gfx941", "gfx942") else FP8[0]
+
+
+def quantise_table(table: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """table [rows, D] -> the same in 8 bits, and the one scale of it, float32 [].
+
+    Raises:
+        ValueError: dtype is no e4m3 format.
+    """
+    if dtype not in FP8:
+        raise ValueError(f"quantise_table: dtype: expected one of {FP8}; got {dtype}")
+    most = table.abs().amax().float()
+    scale = torch.where(most == 0, 1.0, most / torch.finfo(dtype).max)
+    return (table.float() / scale).to(dtype), scale
+
+
+def to_fnuz(table: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """An OCP table and its scale as fnuz: the same bits mean half as much there, and the bits of -0 mean NaN.
+
+    Raises:
+        ValueError: the table is not OCP.
+    """
+    if table.dtype != FP8[0]:
+        raise ValueError(f"to_fnuz: table: expected {FP8[0]}; got {table.dtype}")
+    bits = table.view(torch.uint8)
+    # 0x7f and 0xff are NaN in OCP and numbers in fnuz; 0x80 is the one NaN of fnuz.
+    nan, zero = (bits & 0x7F) == 0x7F, bits == 0x80
+    return torch.where(nan, 0x80, torch.where(zero, 0, bits)).to(torch.uint8).view(FP8[1]), scale * 2.0
+
+
+def table_gather_fp8_reference(
+    ids: torch.Tensor, table: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    valid = (ids >= 0) & (ids < table.shape[0])
+    rows = table.view(torch.uint8)[torch.where(valid, ids, 0)].view(table.dtype)
+    return torch.where(valid[..., None], rows.float() * scale.float(), 0.0).to(dtype).flatten(1)
+
+
 @torch.library.custom_op("capwise::ple_table_gather", mutates_args=())
 def ple_table_gather(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rows of the n-gram table.
@@ -84,6 +135,49 @@ def table_gather_contract() -> Contract:
         rows={
             "ids": Rows("T", None, tail=Any()),
             "table": Axes((None, None)),
+            "out": Rows("T", None, write=True),
+        },
+        locality="row",
+    )
+
+
+@torch.library.custom_op("capwise::ple_table_gather_fp8", mutates_args=())
+def ple_table_gather_fp8(
+    ids: torch.Tensor, table: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Rows of an 8-bit n-gram table.
+
+    Args:
+        ids: int64 [T, H]. An id outside [0, rows) reads as a row of zeros.
+        table: float8_e4m3fn or float8_e4m3fnuz [rows, D], any strides.
+        scale: float32, one number: what the table's values are multiplied by.
+        dtype: of the output.
+
+    Returns:
+        [T, H*D], dense.
+
+    Raises:
+        ValueError: the table is of another format, or there is more than one scale.
+    """
+    if table.dtype not in FP8:
+        raise ValueError(f"ple_table_gather_fp8: table: expected one of {FP8}; got {table.dtype}")
+    if scale.numel() != 1:
+        raise ValueError(f"ple_table_gather_fp8: scale: expected one number; got {tuple(scale.shape)}")
+    return table_gather_fp8_reference(ids, table, scale, dtype)
+
+
+@ple_table_gather_fp8.register_fake
+def _(ids, table, scale, dtype):
+    return ids.new_empty((ids.shape[0], ids.shape[1] * table.shape[1]), dtype=dtype)
+
+
+@contract("capwise::ple_table_gather_fp8")
+def table_gather_fp8_contract() -> Contract:
+    return Contract(
+        rows={
+            "ids": Rows("T", None, tail=Any()),
+            "table": Axes((None, None)),
+            "scale": Axes(()),
             "out": Rows("T", None, write=True),
         },
         locality="row",
