@@ -11,7 +11,7 @@ import functools
 import inspect
 import linecache
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,15 +262,30 @@ def user_span(error: BaseException) -> Any:
 _PYTHON_GUARDS = {"EQUALS_MATCH", "CONSTANT_MATCH", "BOOL_MATCH", "NONE_MATCH"}
 
 
-def python_guard(named: Any) -> Callable[[], bool]:
-    """Whether the Python values on the model and in globals that Dynamo specialised on are still what they were:
-    direct calls leave out Dynamo's own guards. One compiled expression."""
+def python_scope(named: Any) -> dict[str, Any]:
+    """What Dynamo's source expressions of a trace of `named` are evaluated in: other modules' globals are reached by
+    names that Dynamo puts among those of the outermost frame."""
+    return {"L": {"self": named}, "G": getattr(type(named).forward, "__globals__", {})}
+
+
+def guarded_values() -> set[str]:
+    """Sources of the Python values on the model and in globals that the trace in progress took as constants."""
     context = torch._guards.TracingContext.try_get()
-    scope = {"L": {"self": named}, "G": getattr(type(named).forward, "__globals__", {})}
-    terms: list[str] = []
+    found: set[str] = set()
     for guard in context.guards_context.dynamo_guards if context is not None else ():
         name = guard.name if isinstance(guard.name, str) else guard.name()
-        if guard.create_fn_name() not in _PYTHON_GUARDS or not name.startswith(("L['self']", "G[")):
+        if guard.create_fn_name() in _PYTHON_GUARDS and name.startswith(("L['self']", "G[")):
+            found.add(name)
+    return found
+
+
+def python_guard(named: Any, leave_out: Collection[str] = ()) -> Callable[[], bool]:
+    """Whether the Python values on the model and in globals that Dynamo specialised on are still what they were:
+    direct calls leave out Dynamo's own guards. One compiled expression, without the sources in `leave_out`."""
+    scope = python_scope(named)
+    terms: list[str] = []
+    for name in sorted(guarded_values()):
+        if name in leave_out:
             continue
         try:
             scope[f"was{len(terms)}"] = eval(name, scope)  # noqa: S307 - Dynamo's own source expression
@@ -486,3 +501,75 @@ def triton_op_body(target: Any) -> Callable[..., Any] | None:
         return None
     definition = OPDEFS.get(name)
     return definition._abstract_fn if definition is not None else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the traced Python changes, and which memory is in use.
+
+
+@dataclass(frozen=True)
+class PythonWrite:
+    """A store that the traced Python makes to an object that outlives it: `owner` is the object's source; `item`
+    where it is an entry of a container, "" for one that only grows or shrinks; tensor: a value of the graph."""
+
+    owner: str
+    name: str
+    item: bool
+    tensor: bool
+
+
+def python_writes() -> list[PythonWrite]:
+    """Stores to attributes, globals and containers that Dynamo found in the trace in progress; it makes them itself
+    once the graph has run."""
+    try:
+        effects = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output.side_effects
+    except AttributeError:
+        return []
+    found: list[PythonWrite] = []
+    for variable in list(effects.id_to_variable.values()):
+        source = getattr(variable, "source", None)
+        if not effects.is_modified(variable) or _is_tensor_variable(variable):
+            continue
+        stores = effects.store_attr_mutations.get(variable, {})
+        if source is None:
+            is_global = type(variable).__name__ == "NewGlobalVariable"
+            found += [PythonWrite("G", n, True, _is_tensor_variable(v)) for n, v in stores.items() if is_global]
+            continue
+        owner = source_name(source)
+        found += [PythonWrite(owner, n, False, _is_tensor_variable(v)) for n, v in stores.items()]
+        if not stores:
+            found += _container_writes(variable, owner)
+    return found
+
+
+def _is_tensor_variable(variable: Any) -> bool:
+    from torch._dynamo.variables import TensorVariable
+
+    return isinstance(variable, TensorVariable)
+
+
+def _container_writes(variable: Any, owner: str) -> list[PythonWrite]:
+    """Entries of a changed dict or list that are values of the graph; else that it changed."""
+    items = getattr(variable, "items", None)
+    pairs = items.items() if isinstance(items, dict) else enumerate(items if isinstance(items, list) else ())
+    new = [(k, v) for k, v in pairs if _is_tensor_variable(v) and getattr(v, "source", None) is None]
+    return [PythonWrite(owner, _key(k), True, True) for k, _ in new] or [PythonWrite(owner, "", True, False)]
+
+
+def _key(key: Any) -> str:
+    variable = getattr(key, "vt", key)
+    with contextlib.suppress(Exception):
+        return str(variable.as_python_constant())
+    return str(key)
+
+
+def addresses_hold(tensors: list[torch.Tensor], addresses: list[int]) -> bool:
+    """Whether every tensor still lives where it did. One call where torch has it (builds for devices)."""
+    if compare := getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None):
+        return bool(compare(tensors, addresses, range(len(tensors))))
+    return list(map(torch.Tensor.data_ptr, tensors)) == addresses
+
+
+def storage_uses(tensor: torch.Tensor) -> int:
+    """How many tensors and other holders share the memory of a tensor."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

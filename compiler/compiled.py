@@ -15,6 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from capwise import compat
 from capwise.admission import Admission
 from capwise.build import build, capture_mode, dump, lowered
+from capwise.effects import Holders, Write, diagnose, writes_of
 from capwise.labels import Spec, extents_of
 from capwise.options import Options
 from capwise.program import Program
@@ -24,6 +25,8 @@ from capwise.runtime.dispatch import captured_extents, choose_key
 from capwise.runtime.executor import Executor
 from capwise.trace import Named, mark, to_aten, unbacked_ints
 
+# Programs of one signature that differ in a Python value only: a value that is new at every step would never stop.
+MAX_VALUES = 8
 # Layouts seen lately; each is one dictionary entry of a few hundred bytes.
 MAX_TICKETS = 4096
 
@@ -44,9 +47,10 @@ class Traced(Exception):  # noqa: N818 - no error: it leaves a trace when only t
 class Variant:
     """The programs of one Dynamo graph (one a key), and how its outputs become the model's result.
 
-    direct: calls need not go through Dynamo. holders: where the model keeps each tensor that a recording reads.
-    statics: inputs that are handed over as they are, with their address and layout. guard: whether the Python values
-    that the trace took as constants are still the same.
+    direct: calls need not go through Dynamo. holders: where the model keeps each tensor that a recording reads; None
+    where nobody looks. statics: inputs that are handed over as they are, with their address and layout. guard: whether
+    the Python values that the trace took as constants are still the same. writes: what the model's Python changes at
+    this step beside the graph, which only Dynamo's own code does.
     """
 
     programs: list[Program]
@@ -54,14 +58,16 @@ class Variant:
     state_args: dict[str, int]
     statics: list[tuple[str, tuple[Any, ...]]]
     guard: Callable[[], bool]
-    holders: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+    holders: Holders | None = None
+    writes: list[Write] = field(default_factory=list)
     leaves: list[tuple[str, Any]] = field(default_factory=list)
     tree: TreeSpec | None = None
     direct: bool = True
+    signature: tuple[Any, ...] = ()
 
     def is_current(self) -> bool:
         """Whether the model still holds the tensors and Python values that the programs were made for."""
-        return all(d.get(k) is t for d, k, t in self.holders) and self.guard()
+        return (self.holders is None or self.holders.hold()) and self.guard()
 
 
 @dataclass
@@ -102,6 +108,8 @@ class CompiledModel:
         # What Dynamo needs patched while it traces; undone before anything runs.
         self._tracing = ExitStack()
         self._warned: set[str] = set()
+        # Sources of tensors that the model's Python puts others in the place of, step by step.
+        self._moving: set[str] = set()
 
     # ------------------------------------------------------------------------------------------------ calls
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -163,6 +171,8 @@ class CompiledModel:
     # ------------------------------------------------------------------------------------------------ compiling
     def _through_dynamo(self, batch: dict[str, Any], extents: dict[str, int]) -> Any:
         """Dynamo traces a new signature, or takes a branch it has seen; the program runs on the caller's batch."""
+        if not self._only_trace and self._is_one_value_too_many(batch):
+            return self._miss(batch, "CW103: a Python value that the model reads has been another at every step")
         self._batch, self._extents, self._last = batch, extents, None
         result = self._call(batch, unbacked=False not in self._compiled)
         if self._last is not None:
@@ -172,6 +182,11 @@ class CompiledModel:
             mine = {id(v): batch[n] for n, v in self._marked.items() if isinstance(v, torch.Tensor)}
             result = tree_map(lambda leaf: mine.get(id(leaf), leaf), result)
         return result
+
+    def _is_one_value_too_many(self, batch: Mapping[str, Any]) -> bool:
+        signature = self.admission.signature(batch)
+        known = [v for v in self._all if v.signature == signature and v.writes]
+        return len(known) >= MAX_VALUES and not any(v.guard() for v in known)
 
     def _call(self, batch: dict[str, Any], unbacked: bool) -> Any:
         specs = self.admission.specs
@@ -207,7 +222,11 @@ class CompiledModel:
                 dump(program, self.options.dump)
         self._tracing.close()
         variant = self._variant(programs, gm)
-        variant.direct = unbacked
+        naive = self.options.repair == "none"
+        self._report_writes(variant, naive)
+        # A naive engine replays whatever the model's Python would have done.
+        variant.direct = unbacked and (naive or not variant.writes)
+        variant.signature = self.admission.signature(self._batch)
         self._all.append(variant)
 
         def runner(*args: Any) -> Any:
@@ -218,9 +237,20 @@ class CompiledModel:
             self._bind_state(variant, args)
             ticket = self._ticket(variant, self._extents)
             self._outs = ticket.executor.step(self._batch, ticket.live, ticket.captured)
+            if not naive and any(write.tensor for write in variant.writes):
+                # What an attribute keeps must outlive the next replay, and be nobody else's memory.
+                self._outs = [o.clone() if isinstance(o, torch.Tensor) else o for o in self._outs]
             return self._outs
 
         return runner
+
+    def _report_writes(self, variant: Variant, naive: bool) -> None:
+        """What the model's Python changes at this step, and what a recording would make of it."""
+        read = {a.source for p in variant.programs for a in p.arrivals.values() if a.kind == "state"}
+        self._moving |= {write.source for write in variant.writes}
+        for diagnostic in diagnose(variant.writes, compat.guarded_values(), read, naive):
+            if diagnostic not in self.report.diagnostics:
+                self.report.add(diagnostic)
 
     def _variant(self, programs: list[Program], gm: fx.GraphModule) -> Variant:
         capture = capture_mode(self.options, programs[0])
@@ -233,7 +263,11 @@ class CompiledModel:
         sources = [compat.source_of(n) for n in gm.graph.find_nodes(op="placeholder")]
         by_source = {source: i for i, source in enumerate(sources)}
         state_args = {a.source: by_source[a.source] for p in programs for a in p.arrivals.values() if a.kind == "state"}
-        return Variant(programs, executors, state_args, self._statics(programs), compat.python_guard(self._named))
+        writes = writes_of(self._named)
+        # A naive engine never looks at what its own steps would change.
+        blind = {w.source for w in writes} if self.options.repair == "none" else set()
+        guard = compat.python_guard(self._named, blind)
+        return Variant(programs, executors, state_args, self._statics(programs), guard, writes=writes)
 
     def _statics(self, programs: list[Program]) -> list[tuple[str, tuple[Any, ...]]]:
         """Inputs that are handed over as they are: their address and layout are part of every recording."""
@@ -246,24 +280,22 @@ class CompiledModel:
         return found
 
     def _bind_state(self, variant: Variant, args: Sequence[Any]) -> None:
-        """The model's own tensors, as Dynamo fetched them. Others than before make recordings worthless."""
+        """The model's own tensors, as Dynamo fetched them. Others than before make recordings worthless, except for
+        those that the model replaces at every step: these are staged. A naive engine keeps the first ones."""
+        naive = self.options.repair == "none"
         for program, executor in zip(variant.programs, variant.executors):
             state = {
                 name: args[variant.state_args[arrival.source]]
                 for name, arrival in program.arrivals.items()
                 if arrival.kind == "state"
             }
-            if any(executor.state.get(n) is not t for n, t in state.items()):
-                executor.rebind(state)
-        if self.options.guards and isinstance(self.model, torch.nn.Module):
-            bound = {id(t) for e in variant.executors for t in e.state.values()}
-            variant.holders = [
-                (held, name, tensor)
-                for module in self.model.modules()
-                for held in (module._parameters, module._buffers)
-                for name, tensor in held.items()
-                if id(tensor) in bound
-            ]
+            moving = {n for n, a in program.arrivals.items() if a.kind == "state" and a.source in self._moving}
+            if not executor.holds(state) and not (naive and executor.state):
+                executor.rebind(state, frozenset() if naive else frozenset(moving))
+        if self.options.guards and not naive:
+            bound = {a.source: e.state[n] for p, e in zip(variant.programs, variant.executors)
+                     for n, a in p.arrivals.items() if a.kind == "state"}  # fmt: skip
+            variant.holders = Holders(self._named, bound)
 
     # ------------------------------------------------------------------------------------------------ results
     def _learn_outputs(self, variant: Variant, result: Any, batch: Mapping[str, Any]) -> None:
@@ -273,7 +305,8 @@ class CompiledModel:
         variant.leaves = [self._leaf(leaf, batch) for leaf in leaves]
         used = {at for kind, at in variant.leaves if kind == "out"}
         tensors = all(isinstance(o, torch.Tensor) for o in self._outs)
-        variant.direct = variant.direct and tensors and used == set(range(len(self._outs)))
+        if self.options.repair != "none":
+            variant.direct = variant.direct and tensors and used == set(range(len(self._outs)))
 
     def _leaf(self, leaf: Any, batch: Mapping[str, Any]) -> tuple[str, Any]:
         if not isinstance(leaf, torch.Tensor):

@@ -114,7 +114,7 @@ class _Runner:
         by_source = dict(zip(self.sources, args))
         arrivals = executor.program.arrivals.items()
         state = {name: by_source[a.source] for name, a in arrivals if a.kind == "state"}
-        if any(executor.state.get(name) is not tensor for name, tensor in state.items()):
+        if not executor.holds(state):
             executor.rebind(state)
 
 

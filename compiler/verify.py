@@ -19,6 +19,7 @@ from capwise.labels import InputError, Spec, normalise
 from capwise.ops.launch import device_tiles
 from capwise.report import Report
 from capwise.runtime.tape import CaptureError, kernels_run_by
+from capwise.snapshot import Snapshot
 
 # A GEMM at 5 rows and at 8 rows differs in the last bits: 2.6e-4 was measured in fp32 at K = 2560.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 5e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -189,18 +190,19 @@ class _Run:
         if not self.poison:
             return [self._once(given)]
         seen = [self._once(given, noise=None if self.unsafe else 0)]
-        after = _state(self.model, self.mine)
+        after = Snapshot(self.model, self.mine.statics())
         arena = self.compiled.arena.snapshot() if self.unsafe else []
-        for value, kept in self.before:
-            value.copy_(kept)
+        self.before.restore()
         seen.append(self._once(given, noise=1))
-        for value, kept in (*arena, *(after if self.unsafe else ())):
+        for value, kept in arena:
             value.copy_(kept)
+        if self.unsafe:
+            after.restore()
         return seen
 
     def _once(self, given: Mapping[str, Any], noise: int | None = None) -> dict[str, Any]:
         mine = self.mine.fresh(given)
-        self.before = _state(self.model, self.mine)
+        self.before = Snapshot(self.model, self.mine.statics())
         if noise is not None:
             self.noise.round = noise
             self.compiled.arena.poison(self.noise)
@@ -277,13 +279,6 @@ def moved(value: torch.Tensor, place: torch.device) -> torch.Tensor:
 def _copied(model: Any, place: torch.device) -> Any:
     mine = copy.deepcopy(model)
     return mine.to(place) if isinstance(mine, torch.nn.Module) else mine
-
-
-def _state(model: Any, inputs: _Inputs) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    tensors = list(inputs.statics())
-    if isinstance(model, torch.nn.Module):
-        tensors += [*model.buffers(), *(p.data for p in model.parameters())]
-    return [(t, t.clone()) for t in tensors]
 
 
 def _kept(leaf: Any) -> Any:

@@ -37,6 +37,7 @@ class Bound:
     scalars: dict[str, torch.Tensor] = field(default_factory=dict)
     staged: list[tuple[str, torch.Tensor, tuple[int, ...]]] = field(default_factory=list)
     fills: list[TailFill] = field(default_factory=list)
+    replaced: list[tuple[str, torch.Tensor]] = field(default_factory=list)
 
 
 class Executor:
@@ -57,6 +58,8 @@ class Executor:
         self.program, self.arena, self.capture = program, arena, capture
         self.pieces = dict(pieces)
         self.state: dict[str, Any] = {}
+        self.moving: frozenset[str] = frozenset()
+        self._addresses: dict[str, int] = {}
         self.bound: dict[tuple[int, ...], Bound] = {}
         self.largest = dict(largest)
         self._symbols = sorted(program.space.sympy)
@@ -70,10 +73,26 @@ class Executor:
             if arrival.kind == "input" and arrival.name in program.mutated_inputs
         ]
 
-    def rebind(self, state: Mapping[str, Any]) -> None:
-        """Other tensors in place of the model's earlier ones: what was recorded read the earlier ones."""
+    def holds(self, state: Mapping[str, Any]) -> bool:
+        """Whether these are the tensors that recordings were made for, each where it was."""
+        return all(
+            self.state.get(n) is t and self._addresses.get(n) == (t.data_ptr() if isinstance(t, torch.Tensor) else 0)
+            for n, t in state.items()
+        )
+
+    def rebind(self, state: Mapping[str, Any], moving: frozenset[str] = frozenset()) -> None:
+        """Other tensors in place of the model's earlier ones. What was recorded read the earlier ones, and is dropped;
+        but for `moving`, which the model replaces at every step: those are staged where no piece writes them."""
+        moving = frozenset(n for n in moving - self._rewritten if isinstance(state[n], torch.Tensor))
+        before = {n: t for n, t in self.state.items() if n not in self.moving}
+        kinds = {n: _kind(t) for n, t in self.state.items() if n in self.moving}
         self.state = dict(state)
-        self.bound.clear()
+        self._addresses = {n: t.data_ptr() for n, t in state.items() if isinstance(t, torch.Tensor)}
+        stays = moving == self.moving and all(kinds.get(n) == _kind(state[n]) for n in moving)
+        stays = stays and all(state[n] is t for n, t in before.items())
+        if not stays or not moving:
+            self.bound.clear()
+        self.moving = moving
 
     # ------------------------------------------------------------------------------------------------ a step
     def step(self, batch: Batch, extents: Extents, captured: Mapping[str, int] | None) -> list[Any]:
@@ -173,6 +192,11 @@ class Executor:
                 bound.values[name] = self._host(arrival.source, batch)
             elif arrival.kind == "input":
                 self._bind_input(bound, name, arrival.name, batch)
+            elif name in self.moving:
+                value = self.state[name]
+                place = f"{self.program.name} {name}"
+                bound.values[name] = self.arena.view(place, value, value.shape, value.shape)
+                bound.replaced.append((name, bound.values[name]))
 
     def _live(self, bound: Bound, symbol: str) -> torch.Tensor:
         """The device scalar that holds the live extent of a symbol; written at every step."""
@@ -218,6 +242,9 @@ class Executor:
             value = batch[argument]
             places.append(live_part(place, value.shape, padded))
             values.append(value)
+        for name, place in bound.replaced:
+            places.append(place)
+            values.append(self.state[name])
         if places:
             torch._foreach_copy_(places, values, non_blocking=True)
         for symbol, scalar in bound.scalars.items():
@@ -260,6 +287,8 @@ class Executor:
         arrival = self.program.arrivals.get(name)
         if arrival is not None and arrival.kind == "input":
             return bound.batch[arrival.name]
+        if name in self.moving:
+            return self.state[name]
         return self._live_argument(bound, name)
 
     def _live_argument(self, bound: Bound, name: str) -> Any:
@@ -323,7 +352,7 @@ class Executor:
         if output.kind == "input":
             return batch[output.name]
         if output.kind == "state":
-            return bound.values[output.name]
+            return self.state[output.name]
         if output.kind == "host":
             return self._size(output.expr, bound.live)
         if output.kind == "constant":
@@ -364,3 +393,8 @@ def _same_strides(live: torch.Tensor, whole: torch.Tensor) -> bool:
     if live is whole or not whole.is_contiguous():
         return live.is_contiguous() or live.stride() == whole.stride() and not whole.is_contiguous()
     return live.is_contiguous()
+
+
+def _kind(value: Any) -> Any:
+    """What of a tensor is part of a recording, its address apart."""
+    return (value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else value
