@@ -30,6 +30,14 @@ Family = Literal[
     "factory",  # made from sizes and scalars
     "convolution",
     "attention",
+    "inner",  # leading dimensions are rows; those that `how` or `dim` names mix, with no neutral value
+    "channels",  # elementwise with one parameter a channel (dimension 1), unless it trains
+    "solve",  # one triangular system a leading row, one right-hand side a free column
+    "pairs",  # rows of two operands against each other
+    "grouped",  # each row by the matrix of its group; `offs` says where groups end
+    "bins",  # counts values in fixed bins; a value outside of them counts nowhere
+    "patch",  # a copy of the first operand in which the second takes some places
+    "data",  # output sizes, or what is read, only the data decides: always a seam
     "mix",  # mixes along `dim` (all where None); no neutral value exists
 ]
 
@@ -39,7 +47,8 @@ class Row:
     """One family member.
 
     dim: name of the argument that holds the dimension(s); None for every dimension. neutral: value of a padded row
-    that leaves the result alone, "-max"/"max" for the lowest and highest of the dtype, None if there is none.
+    that leaves the result alone, "-max"/"max" for the lowest and highest of the dtype, "last" for a copy of the last
+    live row, None if there is none.
     how: what distinguishes members (the view's name, the letters of a contraction, what is done on collision).
     """
 
@@ -58,7 +67,8 @@ TABLE: Mapping[str, Row] = {
     **_rows(
         "_to_copy clone copy lift_fresh_copy lift_fresh fill masked_fill where to contiguous type_as conj_physical "
         "floor_divide true_divide zero gelu silu mish hardswish softplus logit clamp_max clamp_min __and__ __or__ "
-        "__xor__ relu6 hardtanh leaky_relu elu celu selu prelu _prelu_kernel addcmul addcdiv lerp copysign",
+        "__xor__ relu6 hardtanh leaky_relu elu celu selu prelu _prelu_kernel addcmul addcdiv lerp copysign "
+        "native_dropout bernoulli uniform normal exponential cauchy log_normal geometric random",
         Row("pointwise"),
     ),
     # -- views
@@ -67,6 +77,8 @@ TABLE: Mapping[str, Row] = {
     **{n: Row("view", how=n) for n in ("expand", "split", "split_with_sizes", "unbind", "as_strided", "diagonal")},
     **_rows("alias detach", Row("view", how="same")),
     **_rows("view_as", Row("view", how="reshape")),
+    "unfold": Row("view", how="unfold"),
+    **_rows("view_as_real view_as_complex", Row("view", how="complex")),
     # -- reductions
     **_rows("sum nansum count_nonzero", Row("reduce", "dim", 0)),
     **_rows("prod", Row("reduce", "dim", 1)),
@@ -76,16 +88,27 @@ TABLE: Mapping[str, Row] = {
     **_rows("all", Row("reduce", "dim", True)),
     **_rows("logsumexp", Row("reduce", "dim", -math.inf)),
     **_rows("norm linalg_vector_norm", Row("reduce", "dim", 0)),
-    **_rows("mean var std var_mean std_mean median nanmedian mode kthvalue aminmax dist", Row("reduce", "dim", None)),
+    **_rows("aminmax", Row("reduce", "dim", "last")),
+    **_rows("mean var std var_mean std_mean median nanmedian mode kthvalue dist", Row("reduce", "dim", None)),
     # -- along a dimension, in order
     **_rows("cumsum cumprod cummax cummin logcumsumexp _cummax_helper _cummin_helper", Row("scan", "dim")),
     # -- shape-keeping mixes
     **_rows("_softmax softmax _log_softmax log_softmax _safe_softmax", Row("normalise", "dim", -math.inf)),
     **_rows("native_layer_norm layer_norm rms_norm _fused_rms_norm", Row("normalise", "normalized_shape", None)),
-    **_rows("native_group_norm native_batch_norm _native_batch_norm_legit renorm", Row("mix")),
+    **_rows("native_group_norm", Row("inner", how="after 1")),
+    **_rows("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training", Row("channels")),
+    **_rows("renorm", Row("mix")),
     **_rows("flip", Row("mix", "dims")),
     **_rows("roll", Row("mix", "dims")),
-    **_rows("rot90 histc bincount unique_dim cdist _cdist_forward pixel_shuffle repeat_interleave", Row("mix")),
+    **_rows("rot90 bincount repeat_interleave _pdist_forward _embedding_bag", Row("mix")),
+    **_rows("cdist _cdist_forward", Row("pairs")),
+    **_rows("histc", Row("bins")),
+    # Backward forms sum over what the forward form spread; they are not served.
+    **_rows(
+        "_adaptive_avg_pool2d_backward avg_pool2d_backward max_pool2d_with_indices_backward convolution_backward "
+        "embedding_dense_backward native_group_norm_backward native_layer_norm_backward",
+        Row("mix"),
+    ),
     # -- order
     **_rows("sort", Row("sort", "dim", "by direction")),
     **_rows("argsort", Row("sort", "dim", "by direction")),
@@ -99,8 +122,12 @@ TABLE: Mapping[str, Row] = {
     "addmv": Row("contract", how="1:mk,2:k->m"),
     "dot": Row("contract", how="0:k,1:k->"),
     "linear": Row("contract", how="0:...k,1:nk->...n"),
+    "_int_mm": Row("contract", how="0:mk,1:kn->mn"),
+    "_grouped_mm": Row("grouped"),
+    "linalg_solve_triangular": Row("solve"),
     # -- rows chosen and rows written
     **{n: Row("gather", how=n) for n in ("index", "index_select", "embedding", "gather", "take")},
+    "_unsafe_index": Row("gather", how="index"),
     "index_put": Row("scatter", how="index_put"),
     "_unsafe_index_put": Row("scatter", how="index_put"),
     "index_add": Row("scatter", "dim", 0, "index_add"),
@@ -109,6 +136,12 @@ TABLE: Mapping[str, Row] = {
     "scatter": Row("scatter", "dim", None, "scatter"),
     "scatter_add": Row("scatter", "dim", 0, "scatter_add"),
     "scatter_reduce": Row("scatter", "dim", None, "scatter_reduce"),
+    "index_reduce": Row("scatter", "dim", None, "index_reduce"),
+    "slice_scatter": Row("patch", "dim", how="slice"),
+    "select_scatter": Row("patch", "dim", how="select"),
+    "masked_scatter": Row("patch", how="masked"),
+    **_rows("diagonal_scatter as_strided_scatter", Row("patch", how="strange")),
+    **_rows("nonzero masked_select unique_dim _unique2 unique_consecutive multinomial", Row("data")),
     "searchsorted": Row("search", how="searchsorted"),
     "bucketize": Row("search", how="bucketize"),
     # -- assembling
@@ -123,8 +156,28 @@ TABLE: Mapping[str, Row] = {
     },
     **{n: Row("factory", how=n) for n in ("arange", "scalar_tensor", "eye", "linspace")},
     **{n: Row("factory", how="random") for n in ("rand", "randn", "randint", "randperm", "rand_like", "randn_like")},
+    # -- inner dimensions that mix, a sample a leading row
+    **_rows(
+        "avg_pool2d _adaptive_avg_pool2d max_pool2d_with_indices adaptive_max_pool2d upsample_nearest2d "
+        "upsample_bilinear2d upsample_bicubic2d _upsample_nearest_exact2d _upsample_bilinear2d_aa "
+        "_upsample_bicubic2d_aa reflection_pad2d replication_pad2d linalg_inv_ex linalg_cholesky_ex _linalg_solve_ex "
+        "linalg_lu_factor_ex linalg_qr _linalg_det _linalg_eigh _linalg_svd",
+        Row("inner", how="last 2"),
+    ),
+    **_rows(
+        "avg_pool3d _adaptive_avg_pool3d max_pool3d_with_indices upsample_nearest3d upsample_trilinear3d "
+        "reflection_pad3d replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle",
+        Row("inner", how="last 3"),
+    ),
+    **_rows(
+        "avg_pool1d adaptive_avg_pool1d max_pool1d_with_indices upsample_nearest1d upsample_linear1d reflection_pad1d "
+        "replication_pad1d",
+        Row("inner", how="last 1"),
+    ),
+    **_rows("grid_sampler_2d grid_sampler_3d im2col col2im", Row("inner", how="after 1")),
+    **_rows("_fft_r2c _fft_c2r _fft_c2c linalg_cross", Row("inner", "dim")),
     # -- windows and attention
-    "convolution": Row("convolution"),
+    **_rows("convolution conv1d conv2d conv3d", Row("convolution")),
     **_rows(
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
         "_scaled_dot_product_efficient_attention _scaled_dot_product_attention_math "
@@ -180,6 +233,13 @@ def _arguments(op: torch._ops.OpOverload) -> Mapping[str, tuple[int | None, Any]
         a.name: (None if a.kwarg_only else i, a.default_value if a.has_default_value() else _ABSENT)
         for i, a in enumerate(op._schema.arguments)
     }
+
+
+def draws(op: torch._ops.OpOverload, args: tuple, kwargs: Mapping) -> bool:
+    """Whether this call draws random numbers: a dropout that drops nothing does not."""
+    off = {"dropout_p": (0, 0.0), "p": (0, 0.0), "train": (False,)}
+    values = ((argument(op, args, kwargs, name, ()), none) for name, none in off.items())
+    return is_random(op) and not any(value in none for value, none in values)
 
 
 def argument(op: torch._ops.OpOverload, args: tuple, kwargs: Mapping, name: str, default=None):

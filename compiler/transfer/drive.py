@@ -13,7 +13,7 @@ from capwise.contracts import Found
 from capwise.facts import PADDED, fact, facts, is_tensor, val
 from capwise.ops import aten
 from capwise.program import is_free
-from capwise.transfer import custom, elementwise, kernels, mixing, rows, sources, views
+from capwise.transfer import custom, elementwise, inner, kernels, mixing, patches, rows, sources, views
 from capwise.transfer.flow import SEAM, Flow, Hazard, Remedy
 from capwise.transfer.seams import reads_live_only
 
@@ -29,14 +29,22 @@ _FAMILIES: dict[str, Callable[[Flow, fx.Node, aten.Row], None]] = {
     "convolution": mixing.convolution,
     "attention": mixing.attention,
     "mix": mixing.mix,
+    "bins": mixing.bins,
+    "inner": inner.inner,
+    "channels": inner.channels,
+    "solve": inner.solve,
+    "pairs": inner.pairs,
+    "grouped": inner.grouped,
+    "patch": patches.patch,
+    "data": patches.by_data,
     "gather": rows.gather,
     "scatter": rows.scatter,
     "search": rows.search,
     "factory": sources.factory,
 }
 # Families that look at host numbers themselves.
-_OWN_SCALARS = ("pointwise", "view", "factory", "join")
-_SIZES = ("output_size", "normalized_shape", "size", "sizes", "split_sizes", "minlength")
+_OWN_SCALARS = ("pointwise", "view", "factory", "join", "patch")
+_SIZES = ("output_size", "normalized_shape", "size", "sizes", "split_sizes", "minlength", "N", "C", "HxW")
 CAPACITY = Remedy("capacity", "fill to capacity")
 
 
@@ -80,7 +88,7 @@ def _transfer(flow: Flow, node: fx.Node, found: Found) -> None:
         custom.unknown(flow, node)
     else:
         assert isinstance(op, torch._ops.OpOverload)
-        if aten.is_random(op) and aten.argument(op, node.args, node.kwargs, "dropout_p", 1) != 0:
+        if aten.draws(op, node.args, node.kwargs):
             label = "drawn anew at every eager step, once at capture"
             flow.report(Hazard("CW104", node, "random state is frozen at capture", label, (SEAM,)))
         if found.row.family not in _OWN_SCALARS:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from capwise.axes import ONE, Axis, as_expr
-from capwise.facts import FINITE, LIVE, PADDED, Fact, Tail, fact, filled, has_fact, is_tensor, val
+from capwise.facts import FINITE, LIVE, PADDED, Fact, Tail, fact, facts, filled, has_fact, is_tensor, val
 from capwise.ops import aten
 from capwise.transfer.flow import Flow, broadcast_dim
 
@@ -31,14 +31,26 @@ def pointwise(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     flow.scalars(node, _scalar_args(node), can_be_tensor=True)
     operands = _operands(node, op)
     value = val(node)
-    axes = _result_axes(flow, node, operands, [flow.space.axis(s) for s in value.shape])
+    first = value if isinstance(value, torch.Tensor) else value[0]
+    axes = _result_axes(flow, node, operands, flow.axes_by_size(first))
     tails = [_tail(flow, node, operands, d, axes) for d in range(len(axes))]
+    if first is not value:
+        _several(flow, node, operands, axes)
+        return
     if not op._schema.is_mutable:
         extra = _value_facts(flow, node, operands)
         flow.fresh(node, axes, tails, operands, **extra)
         return
     for name in aten.written(op):
         _write(flow, node, aten.argument(op, node.args, node.kwargs, name), axes, tails)
+
+
+def _several(flow: Flow, node: fx.Node, operands: Sequence[fx.Node], axes: Sequence[Axis]) -> None:
+    """An op with several results, each of them elementwise: a value and its exponent, a value and what was kept."""
+    inputs = frozenset().union(*[fact(o).inputs for o in operands])
+    tails = tuple(flow.plain_tails(axes))
+    storages = [part.untyped_storage()._cdata for part in val(node)]
+    facts(node).value = tuple(Fact(tuple(axes), tails, s, "pool", node.name, inputs=inputs) for s in storages)
 
 
 def _scalar_args(node: fx.Node) -> list[Any]:

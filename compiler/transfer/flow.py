@@ -126,7 +126,10 @@ class Flow:
 
     def axes_of(self, node: fx.Node) -> list[Axis]:
         """Axes by sizes alone."""
-        return [self.space.axis(size) for size in val(node).shape]
+        return self.axes_by_size(val(node))
+
+    def axes_by_size(self, value: torch.Tensor) -> list[Axis]:
+        return [self.space.axis(size) for size in value.shape]
 
     def plain_tails(self, axes: Sequence[Axis], tail: Tail = PADDED) -> list[Tail]:
         return [tail if self.space.is_padded(a) else Tail("live") for a in axes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,8 @@ def _neutral(value: Any, dtype: torch.dtype) -> Any:
     return extreme(dtype, value) if value in ("max", "-max") else value
 
 
-def _demand(flow: Flow, node: fx.Node, source: fx.Node, dims: Sequence[int], neutral: Any) -> None:
+def demand(flow: Flow, node: fx.Node, source: fx.Node, dims: Sequence[int], neutral: Any) -> None:
+    """Padded rows along these dimensions must hold the neutral value; where there is none, only a seam helps."""
     name = aten.base_name(node.target)  # type: ignore[arg-type]
     for d in dims:
         why = "" if neutral is not None else f"no fill value is neutral for `{name}`"
@@ -88,7 +90,7 @@ def reduce(flow: Flow, node: fx.Node, row: aten.Row) -> None:
         _binary_or_mixed(flow, node)
         return
     dims = _dims(node, row)
-    _demand(flow, node, source, dims, _reduction_neutral(node, row, val(source).dtype))
+    demand(flow, node, source, dims, _reduction_neutral(node, row, val(source).dtype))
     _flat_numbers(flow, node, source)
     result = val(node)
     first = result if isinstance(result, torch.Tensor) else next(p for p in result if isinstance(p, torch.Tensor))
@@ -137,7 +139,7 @@ def scan(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     _set_results(flow, node, value.axes, flow.plain_tails(value.axes), source)
     for d in _dims(node, row):
         if flow.is_padded(value.axes[d]) and flow.space.layout(value.axes[d])[0] != "leading":
-            _demand(flow, node, source, [d], None)
+            demand(flow, node, source, [d], None)
 
 
 def normalise(flow: Flow, node: fx.Node, row: aten.Row) -> None:
@@ -145,7 +147,7 @@ def normalise(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     source = _source(node)
     value = fact(source)
     dims = _dims(node, row)
-    _demand(flow, node, source, dims, row.neutral)
+    demand(flow, node, source, dims, row.neutral)
     tails = flow.plain_tails(value.axes)
     if row.neutral is not None and aten.base_name(node.target).strip("_") in ("softmax", "safe_softmax"):  # type: ignore
         # exp(-inf) is zero: the masked columns of a softmax are exact zeros.
@@ -166,7 +168,7 @@ def sort(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     # A live value may be the extreme itself: only a stable order keeps it before the tail then.
     is_stable = name != "topk" and bool(_arg(node, "stable", False))
     crowded = dtype in (torch.bool, torch.uint8, torch.int8) and not is_stable
-    _demand(flow, node, source, dims, None if crowded else extreme(dtype, "-max" if descending else "max"))
+    demand(flow, node, source, dims, None if crowded else extreme(dtype, "-max" if descending else "max"))
     axes, tails = list(value.axes), flow.plain_tails(value.axes)
     if name == "topk":
         size = (val(node)[0] if not isinstance(val(node), torch.Tensor) else val(node)).shape[dims[0]]
@@ -180,16 +182,32 @@ def mix(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     source = _source(node)
     value = fact(source)
     dims = _dims(node, row)
-    _demand(flow, node, source, dims, None)
+    demand(flow, node, source, dims, None)
     for other in node.all_input_nodes:
         if is_tensor(other) and other is not source:
-            _demand(flow, node, other, range(len(fact(other).axes)), None)
+            demand(flow, node, other, range(len(fact(other).axes)), None)
     result = val(node)
     parts = [result] if isinstance(result, torch.Tensor) else [p for p in result if isinstance(p, torch.Tensor)]
     axes = [flow.space.axis(s) for s in parts[0].shape]
     if len(axes) == len(value.axes):
         axes = [a if flow.space.same_size(a, b) else b for a, b in zip(value.axes, axes)]
     _set_results(flow, node, axes, flow.plain_tails(axes), source)
+
+
+def bins(flow: Flow, node: fx.Node, row: aten.Row) -> None:
+    """A histogram with fixed bounds leaves out what lies above them; one that takes its bounds from the data does
+    not."""
+    source = _source(node)
+    low, high = _arg(node, "min", 0), _arg(node, "max", 0)
+    fixed = all(isinstance(b, (int, float)) for b in (low, high)) and low < high
+    dtype = val(source).dtype
+    above = math.ceil(high + (high - low)) if fixed else None
+    largest = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+    if above is not None and above > largest:
+        above = None
+    demand(flow, node, source, range(len(fact(source).axes)), above)
+    axes = flow.axes_of(node)
+    flow.fresh(node, axes, flow.plain_tails(axes), [source])
 
 
 def contract(flow: Flow, node: fx.Node, row: aten.Row) -> None:
@@ -312,7 +330,7 @@ def attention(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     for d in range(3):
         flow.agree(node, [fact(a).axes[d] for a in (query, key, value)[bool(d == 2) :]], ONE)
     for arg in (query, key, value):
-        _demand(flow, node, arg, [3], None)
+        demand(flow, node, arg, [3], None)
     causal = bool(_arg(node, "is_causal", False))
     masked = _arg(node, "attn_mask", None) is not None
     for arg in (key, value):

@@ -252,9 +252,9 @@ def _neutral_write(
     add = accumulate and row.how in ("index_put", "index_add", "scatter_add")
     dims = {i: d for d, i in indices}
     extents = [val(target).shape[dims[i]] for i, _ in places]
-    if _already(flow, places, source_place, add, extents):
+    if _already(flow, places, source_place, add, not _accumulates(node, row), extents):
         return
-    remedies = _write_remedies(flow, row, places, source_place, add, extents)
+    remedies = _write_remedies(flow, node, row, places, source_place, add, extents)
     _report_write(flow, node, target, owned, places, remedies)
 
 
@@ -299,18 +299,25 @@ def _is_safe(flow: Flow, index: fx.Node, dim: int, extent: object) -> bool:
 
 def _already(
     flow: Flow, places: Sequence[tuple[fx.Node, Any]], source: tuple[fx.Node, int | None] | None, add: bool,
-    extents: Sequence[object],
+    repeats: bool, extents: Sequence[object],
 ) -> bool:  # fmt: skip
-    indices_own = all(fact(i).tails[m].own for i, m in places)
+    indices_own = repeats and all(fact(i).tails[m].own for i, m in places)
     if add:
         zero = source is not None and source[1] is not None and fact(source[0]).tails[source[1]].is_value(0)
         return zero and all(_is_safe(flow, i, m, e) for (i, m), e in zip(places, extents))
     return indices_own and (source is None or source[1] is None or fact(source[0]).tails[source[1]].own)
 
 
+def _accumulates(node: fx.Node, row: aten.Row) -> bool:
+    """Whether a row that is written twice counts twice. The extreme of a value and itself is that value."""
+    if row.how not in ("scatter", "scatter_reduce", "index_reduce") or not aten.has_argument(node.target, "reduce"):  # type: ignore[arg-type]
+        return row.how in ("scatter_reduce", "index_reduce")
+    return _arg(node, "reduce") not in ("amax", "amin")
+
+
 def _write_remedies(
-    flow: Flow, row: aten.Row, places: Sequence[tuple[fx.Node, Any]], source: tuple[fx.Node, int | None] | None,
-    add: bool, extents: Sequence[object],
+    flow: Flow, node: fx.Node, row: aten.Row, places: Sequence[tuple[fx.Node, Any]],
+    source: tuple[fx.Node, int | None] | None, add: bool, extents: Sequence[object],
 ) -> list[Remedy]:  # fmt: skip
     remedies: list[Remedy] = []
     for index, mine in places:
@@ -324,7 +331,7 @@ def _write_remedies(
         fixes = [Fix(i, m, 0) for (i, m), e in zip(places, extents) if not _is_safe(flow, i, m, e)]
         zero = -0.0 if val(source[0]).dtype.is_floating_point else 0
         remedies.append(Remedy("fill", "fill 0", (*fixes, Fix(source[0], source[1], zero)), cost=0.2))
-    elif fillable and not add and row.how != "scatter_reduce":
+    elif fillable and not add and not _accumulates(node, row):
         fixes = [Fix(i, m, LAST) for i, m in places]
         if source is not None and source[1] is not None:
             fixes.append(Fix(source[0], source[1], LAST))

@@ -116,14 +116,15 @@ def _slice(flow: Flow, node: fx.Node) -> None:
     start, step = _arg(node, "start"), _arg(node, "step", 1)
     old, size = value.axes[dim], val(node).shape[dim]
     axes, tails = list(value.axes), list(value.tails)
-    axes[dim], tails[dim] = _sliced(flow, node, source, dim, start or 0, size, step)
+    axes[dim], tails[dim] = sliced(flow, node, source, dim, start or 0, size, step)
     position = value.position if axes[dim] == old else None
     _emit(flow, node, axes, tails, source, position=position)
 
 
-def _sliced(
+def sliced(
     flow: Flow, node: fx.Node, source: fx.Node, dim: int, start: Any, size: object, step: int
 ) -> tuple[Axis, Tail]:
+    """Axis and tail of rows start.. of a dimension, of which there are `size`."""
     old, tail = fact(source).axes[dim], fact(source).tails[dim]
     if not flow.is_padded(old):
         # Rows of a buffer at a symbolic extent: past the live ones stands whatever the buffer holds.
@@ -160,6 +161,35 @@ def _shifted(old: Axis, new: Axis, tail: Tail) -> Tail:
         return tail
     # One row shorter: the first row past the end is the source's last live row, which an own fill repeats.
     return filled(tail.value) if tail.own and tail.value is not None and new[0].hi == old[0].hi - 1 else PADDED
+
+
+def _unfold(flow: Flow, node: fx.Node) -> None:
+    """Windows of rows: with step 1 the window that begins at row i reads rows i.. of it, so that as many windows are
+    live as end before the tail."""
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    value = fact(source)
+    dim, window, step = _arg(node, "dimension") % len(value.axes), _arg(node, "size"), _arg(node, "step")
+    size = val(node).shape[dim]
+    axes, tails = list(value.axes), list(value.tails)
+    if flow.is_padded(axes[dim]):
+        fixed = step == 1 and isinstance(window, int) and flow.space.layout(axes[dim])[0] == "leading"
+        axis = flow.space.slice(axes[dim], window - 1, size) if fixed else None
+        axes[dim] = _opaque(flow, node, size) if axis is None or flow.space.is_opaque(axis) else axis
+        tails[dim] = PADDED
+    else:
+        axes[dim] = flow.space.axis(size)
+    _emit(flow, node, [*axes, flow.space.axis(window)], [*tails, LIVE], source)
+
+
+def _complex(flow: Flow, node: fx.Node) -> None:
+    """A complex number as a last dimension of two, or back."""
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    value = fact(source)
+    rank = val(node).dim()
+    axes, tails = [*value.axes, flow.space.axis(2)], [*value.tails, LIVE]
+    _emit(flow, node, axes[:rank], tails[:rank], source)
 
 
 def _select(flow: Flow, node: fx.Node) -> None:
@@ -269,6 +299,8 @@ _VIEWS: dict[str, Callable[[Flow, fx.Node], None]] = {
     "split": _split,
     "split_with_sizes": _split,
     "unbind": _split,
+    "unfold": _unfold,
+    "complex": _complex,
     "as_strided": _strange,
     "diagonal": _strange,
 }
