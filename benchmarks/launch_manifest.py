@@ -20,10 +20,12 @@ import torch
 
 from capwise.lower.recorded import Recorded, launches_of
 from capwise.lower.triton_aot import Artifact, load_manifest
-from capwise.ops.samples import CALLS, Sizes, sample
+from capwise.ops.aten import written
+from capwise.ops.samples import CALLS, Attention, Sizes, sample
 
 LENGTHS = (100, 0, 3, 1, 41, 1, 1, 77, 0, 19)
 TOLERANCE = 3e-2  # bf16
+SIZES = replace(Sizes(), filled=True, slots=48, table_rows=2000, attention=replace(Attention(), pages=1281))
 _SCALARS: dict[str, Any] = {"i1": ctypes.c_bool, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
@@ -93,9 +95,9 @@ def on_device(launch: Recorded) -> dict[str, Any]:
 
 def run_op(op: str, kernels: dict[str, Artifact], driver: Driver | None) -> list[str]:
     """One line a kernel of the op: the largest difference from the reference; without a driver nothing is launched."""
-    extents, sizes = {"T": sum(LENGTHS), "R": len(LENGTHS)}, replace(Sizes(), filled=True, slots=48, table_rows=2000)
-    call = sample(op, LENGTHS, sizes, seed=5)
-    given = {n: v.clone() if n == "state" else v for n, v in call.items()}
+    extents = {"T": sum(LENGTHS), "R": len(LENGTHS)}
+    call, names = sample(op, LENGTHS, SIZES, seed=5), written(getattr(torch.ops.capwise, op).default)
+    given = {n: v.clone() if n in names else v for n, v in call.items()}
     outs: list[Any] = []
     lines = []
     for launch in launches_of(lambda: outs.append(getattr(torch.ops.capwise, op)(**given)), extents):
@@ -112,12 +114,16 @@ def run_op(op: str, kernels: dict[str, Artifact], driver: Driver | None) -> list
     if driver is None:
         return lines
     right = getattr(torch.ops.capwise, op)(**call)
-    expected = list(right) if isinstance(right, tuple) else [right] if right is not None else [call["state"]]
-    got = list(outs[0]) if isinstance(outs[0], tuple) else [outs[0]] if outs[0] is not None else [given["state"]]
-    worst = max(difference(a.double(), b.double()) for a, b in zip(got, expected))
+    expected = [*results(right), *(call[n] for n in names)]
+    got = [*results(outs[0]), *(given[n] for n in names)]
+    worst = max(difference(a.double(), b.double()) for a, b in zip(got, expected, strict=True))
     if not worst <= TOLERANCE:
         raise SystemExit(f"{op}: differs from the reference by {worst}")
     return [f"{line}: differs by {worst:.1e}" for line in lines]
+
+
+def results(out: Any) -> list[torch.Tensor]:
+    return list(out) if isinstance(out, tuple) else [] if out is None else [out]
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -27,13 +27,17 @@ from capwise import compat
 from capwise.lower.launches import spec_of
 from capwise.lower.recorded import Recorded, launches_of
 from capwise.models import naive_shift  # noqa: F401  registers the ops
+from capwise.ops.aten import written
 from capwise.ops.launch import device_tiles
 from capwise.ops.samples import CALLS, SMALL, sample
 from capwise.runtime.emulated import as_argument, compiled, run_launch
 
 TARGETS = ("gfx942", "gfx1201")
 LENGTHS = (7, 0, 33, 1, 20)
-SIZES = replace(SMALL, hidden=96, streams=4, heads=8, head_width=32, table_rows=500, slots=24, state=(4, 16, 16))
+SIZES = replace(
+    SMALL, hidden=96, streams=4, heads=8, head_width=32, table_rows=500, slots=24, state=(4, 16, 16),
+    attention=replace(SMALL.attention, table=12, pages=61),
+)  # fmt: skip
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -55,26 +59,28 @@ def digest(call: dict[str, Any]) -> str:
 
 def results(op: str, call: dict[str, Any]) -> list[torch.Tensor]:
     """What the op returns, and the state it leaves, as float64 or int64 on the CPU."""
-    call = {n: v.clone() if n == "state" else v for n, v in call.items()}
-    return leaves(getattr(torch.ops.capwise, op)(**call), call)
+    call = apart(op, call)
+    return leaves(op, getattr(torch.ops.capwise, op)(**call), call)
 
 
-def leaves(out: Any, call: dict[str, Any]) -> list[torch.Tensor]:
+def apart(op: str, call: dict[str, Any]) -> dict[str, Any]:
+    """The call on copies of what the op writes."""
+    names = written(getattr(torch.ops.capwise, op).default)
+    return {n: v.clone() if n in names else v for n, v in call.items()}
+
+
+def leaves(op: str, out: Any, call: dict[str, Any]) -> list[torch.Tensor]:
     outs = list(out) if isinstance(out, tuple) else [out] if out is not None else []
-    values = [v.cpu() for v in [*outs, *([call["state"]] if op_writes_state(call, outs) else [])]]
+    states = [call[n] for n in written(getattr(torch.ops.capwise, op).default)]
+    values = [v.cpu() for v in [*outs, *states]]
     return [v.double() if v.dtype.is_floating_point else v.long() for v in values]
 
 
-def op_writes_state(call: dict[str, Any], outs: list[Any]) -> bool:
-    return "state" in call and not outs
-
-
 def emulated_results(op: str, call: dict[str, Any], gfx: str) -> list[torch.Tensor]:
-    call = {n: v.clone() if n == "state" else v for n, v in call.items()}
-    outs: list[Any] = []
+    call, outs = apart(op, call), list[Any]()
     for launch in launches_of(lambda: outs.append(getattr(torch.ops.capwise, op)(**call)), {}):
         run_launch(launch.kernel, launch.grid, dict(launch.bound), gfx=gfx, sched="serial", seed=1)
-    return leaves(outs[0], call)
+    return leaves(op, outs[0], call)
 
 
 def interpreted_results(op: str, call: dict[str, Any]) -> list[torch.Tensor]:
