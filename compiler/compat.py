@@ -235,6 +235,28 @@ def custom_op_body(op: torch._ops.OpOverload, device: str) -> Callable[..., Any]
     return bodies.get(device) or bodies.get(None) or definition._init_fn
 
 
+def custom_op_functions(op: torch._ops.OpOverload) -> list[Any]:
+    """The functions that a `torch.library.custom_op` was made of, one a kind of device, as their author wrote them."""
+    from torch._library.custom_ops import OPDEFS
+
+    definition = OPDEFS.get(op._schema.name)
+    if definition is None:
+        return []
+    functions = [_written(f) for f in definition._backend_fns.values()] or [definition._init_fn]
+    return list(dict.fromkeys(functions))
+
+
+def _written(function: Any) -> Any:
+    """What torch wrapped, to keep it from a compiler and to check what it returns."""
+    while (function.__module__ or "").startswith("torch."):
+        inside = inspect.getclosurevars(function).nonlocals
+        following = next((inside[n] for n in ("fn", "f", "func") if callable(inside.get(n))), None)
+        if following is None:
+            break
+        function = following
+    return function
+
+
 def branch_errors() -> tuple[type[BaseException], ...]:
     """What Dynamo raises where the host branches on an unbacked size."""
     from torch._dynamo.exc import UserError

@@ -13,6 +13,7 @@ from capwise.facts import LIVE, PADDED, Fact, Tail, fact, facts, filled, is_tens
 from capwise.labels import parse_dim
 from capwise.ops import aten
 from capwise.ops import contract as c
+from capwise.transfer.bodies import body
 from capwise.transfer.flow import LAST, SEAM, Flow, Hazard, Remedy
 
 Binding = dict[str, str]
@@ -24,6 +25,7 @@ def declared(flow: Flow, node: fx.Node, contract: c.Contract) -> None:
     assert isinstance(op, torch._ops.OpOverload)
     binding = _bind(flow, node, op, contract)
     _hidden(flow, node, contract)
+    body(flow, node)
     _host_values(flow, node, op, contract)
     for name, axes, arg in _arguments(node, op, contract):
         _check_tail(flow, node, op, contract, name, axes, arg)
@@ -211,6 +213,7 @@ def unknown(flow: Flow, node: fx.Node) -> None:
             (SEAM,), verdict="assumed", notes=notes or ("no symbol reaches it through its arguments",),
         )
     )  # fmt: skip
+    body(flow, node)
     eager_results(flow, node)
 
 
