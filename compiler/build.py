@@ -14,7 +14,7 @@ from capwise.options import Key, Options
 from capwise.pipeline import pipeline, run
 from capwise.program import Program
 from capwise.report import SeamRow
-from capwise.trace import Traced, span_of
+from capwise.trace import Traced, drop_dead_calls, span_of
 
 
 def build(
@@ -27,6 +27,8 @@ def build(
     keep_texts: bool = False,
 ) -> Program:
     """The compiler: one traced graph in, one Program out; with the graph's text after every pass where asked for."""
+    if options.repair == "none":
+        drop_dead_calls(traced)
     symbols = set(traced.symbols)
     outside = frozenset(s for s in symbols if parse_dim(s, s).symbol not in key)
     padded = {s for s in symbols if key and parse_dim(s, s).symbol == key[0]} | outside

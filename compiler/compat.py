@@ -257,6 +257,12 @@ def _written(function: Any) -> Any:
     return function
 
 
+def written_op_body(op: torch._ops.OpOverload, device: str) -> Callable[..., Any] | None:
+    """What `custom_op_body` runs, as its author wrote it."""
+    body = custom_op_body(op, device)
+    return None if body is None else _written(body)
+
+
 def branch_errors() -> tuple[type[BaseException], ...]:
     """What Dynamo raises where the host branches on an unbacked size."""
     from torch._dynamo.exc import UserError

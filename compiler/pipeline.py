@@ -9,12 +9,14 @@ from capwise.compilation import Compilation, CompilerPass
 from capwise.passes.annotate import Annotate
 from capwise.passes.check import Check
 from capwise.passes.contiguous import ContiguousCopy
+from capwise.passes.copy_back import CopyBack
 from capwise.passes.device_scalar import DeviceScalar
 from capwise.passes.fill import Fill
 from capwise.passes.hazards import Hazards
 from capwise.passes.launches import Launches
 from capwise.passes.layout import Layout
 from capwise.passes.masked_write import MaskedWrite
+from capwise.passes.mutation import Mutation
 from capwise.passes.padding import Padding
 from capwise.passes.plan import Plan
 from capwise.passes.provenance import Provenance
@@ -24,11 +26,11 @@ from capwise.program import print_graph
 
 
 def analysis() -> list[type[CompilerPass]]:
-    return [Annotate, Provenance, Storage, Padding, Layout, Launches, Hazards]
+    return [Annotate, Provenance, Storage, Padding, Layout, Launches, Mutation, Hazards]
 
 
 def repair() -> list[type[CompilerPass]]:
-    return [MaskedWrite, ContiguousCopy, DeviceScalar, Fill, Annotate, Provenance, Check]
+    return [MaskedWrite, ContiguousCopy, CopyBack, DeviceScalar, Fill, Annotate, Provenance, Check]
 
 
 def planning() -> list[type[CompilerPass]]:

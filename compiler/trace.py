@@ -224,6 +224,17 @@ def _is_impure(node: fx.Node) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
+def drop_dead_calls(traced: Traced) -> None:
+    """What a compiler does that believes every schema: a call whose result nobody reads, and which declares no write,
+    goes."""
+    for node in reversed(list(traced.graph.graph.nodes)):
+        op = node.target
+        custom = isinstance(op, torch._ops.OpOverload) and op.namespace not in ("aten", "prims", "prim")
+        if custom and not node.users and not op._schema.is_mutable:
+            traced.graph.graph.erase_node(node)
+    traced.graph.recompile()
+
+
 def _resolve_in_place(graph: fx.GraphModule) -> None:
     """What an in-place op returns is its target: later uses read the target itself."""
     for node in graph.graph.nodes:

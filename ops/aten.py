@@ -259,7 +259,27 @@ def has_argument(op: torch._ops.OpOverload, name: str) -> bool:
     return name in _arguments(op)
 
 
+_NOTED: dict[torch._ops.OpOverload, tuple[str, ...]] = {}
+
+
 @functools.cache
-def written(op: torch._ops.OpOverload) -> tuple[str, ...]:
+def declared_written(op: torch._ops.OpOverload) -> tuple[str, ...]:
     """Names of the arguments that the schema says are written."""
     return tuple(a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+def note_written(op: torch._ops.OpOverload, names: tuple[str, ...]) -> None:
+    """Notes arguments that an op writes though its schema does not say so."""
+    _NOTED[op] = names
+    written.cache_clear()
+
+
+def undeclared_written(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    """Names of the arguments that are known to be written and that the schema does not name."""
+    return _NOTED.get(op, ())
+
+
+@functools.cache
+def written(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    """Names of the arguments that are written: by the schema's word, and those that were noted."""
+    return (*declared_written(op), *undeclared_written(op))

@@ -7,6 +7,7 @@ from torch import fx
 from capwise.compilation import CompilerPass
 from capwise.contracts import HOST, find
 from capwise.facts import facts
+from capwise.observe import learn
 
 
 class Annotate(CompilerPass):
@@ -18,4 +19,6 @@ class Annotate(CompilerPass):
     def run(self, graph: fx.Graph) -> bool:
         for node in graph.nodes:
             facts(node).found = find(node, self.state.space.names) if node.op == "call_function" else HOST
+            if node.op == "call_function" and self.state.options.repair != "none":
+                learn(node, facts(node).found.contract)
         return False

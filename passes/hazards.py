@@ -23,6 +23,7 @@ _HELP = {
     "CW204": ("name the null row: capwise.Input(..., null=0)",),
     "CW206": ("clamp the index",),
     "CW304": ("put a barrier between the loads and the stores of a program", "write to another tensor"),
+    "CW305": ("declare what the op writes: mutates_args", "write to the view itself"),
     "CW401": ("pass the stride to the kernel", "make the argument contiguous where it is made"),
     "CW403": ("widen the row number to 64 bits before it is multiplied",),
 }
@@ -32,7 +33,7 @@ class Hazards(CompilerPass):
     """A hazard is reported iff some batch could make replay differ from eager there, with what was done about it."""
 
     name = "hazards"
-    needs = ("rows", "strides", "launches", "hazards")
+    needs = ("rows", "strides", "launches", "mutations", "hazards")
     gives = ("diagnostics",)
 
     def run(self, graph: fx.Graph) -> bool:

@@ -191,6 +191,19 @@ def _declared_axes(flow: Flow, axes: list[Axis], spec: c.Axes | None, binding: M
     return result
 
 
+def undeclared(flow: Flow, node: fx.Node) -> None:
+    """An op that writes what its schema calls untouched: whoever compiles a piece believes the schema, and may drop the
+    call or move reads before it. Run eagerly, in its place among reads and writes, it does what it does."""
+    op = node.target
+    if isinstance(op, torch._ops.OpOverload) and (names := aten.undeclared_written(op)):
+        what = ", ".join(names)
+        message, label = f"{op} writes {what}, which its schema does not declare", "may be dropped or moved"
+        note = f"declare it: mutates_args={{{', '.join(repr(n) for n in names)}}}"
+        target = aten.argument(op, node.args, node.kwargs, names[0])
+        arg = target if isinstance(target, fx.Node) else None
+        flow.report(Hazard("CW305", node, message, label, (SEAM,), arg, notes=(note,)))
+
+
 def unknown(flow: Flow, node: fx.Node) -> None:
     """No contract: runs eagerly, always. What symbols reach it is said, since that is how it is found at all."""
     symbols: dict[str, list[str]] = {}

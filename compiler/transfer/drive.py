@@ -70,6 +70,7 @@ def _step(flow: Flow, node: fx.Node) -> None:
     found: Found = facts(node).found
     if found.source == "host":
         return
+    custom.undeclared(flow, node)
     _transfer(flow, node, found)
     if reads_live_only(flow.space, node):
         flow.make_eager(node, "")

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from capwise.case import Case
+from capwise.ops.contract import Axes, Contract, Rows, Unit, contract, declare
 from capwise.ops.launch import jit, tl
 from tests.cases.harness import Record
 
@@ -89,6 +90,95 @@ class CopiesBlocksOfSnapshot(nn.Module):
         return x + 1
 
 
+# ------------------------------------------------------------------------------ C88: a write to a re-laid-out copy
+@torch.library.custom_op("cases::write_dense", mutates_args={"out"})
+def write_dense(values: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(values)
+
+
+@write_dense.register_fake
+def _(values, out):
+    return None
+
+
+@contract("cases::write_dense")
+def _() -> Contract:
+    return Contract(rows={"values": Axes((None,)), "out": Axes((None,), write=True)}, strides={"out": Unit()})
+
+
+class WritesCopyOfColumn(nn.Module):
+    """The op wants a dense argument, so that it is given a dense copy of a column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(2, 3))
+        self.register_buffer("values", torch.tensor([5.0, 6.0]))
+
+    def forward(self, x):
+        column = self.table[:, 0]
+        dense = column.contiguous()
+        torch.ops.cases.write_dense(self.values, dense)
+        return (column * column).sum() + x * 0
+
+
+class WritesColumn(nn.Module):
+    """The op wants a dense argument, so that it is given a dense copy of a column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(2, 3))
+        self.register_buffer("values", torch.tensor([5.0, 6.0]))
+
+    def forward(self, x):
+        column = self.table[:, 0]
+        dense = column.contiguous()
+        torch.ops.cases.write_dense(self.values, dense)
+        column.copy_(dense)
+        return (column * column).sum() + x * 0
+
+
+# ------------------------------------------------------------------------------------------ C90: undeclared mutation
+@torch.library.custom_op("cases::double_into", mutates_args=())
+def double_into(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    out.copy_(x * 2)
+    return x.new_empty(0)
+
+
+@torch.library.custom_op("cases::double_into_declared", mutates_args={"out"})
+def double_into_declared(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    out.copy_(x * 2)
+    return x.new_empty(0)
+
+
+for _op in (double_into, double_into_declared):
+    _op.register_fake(lambda x, out: x.new_empty(0))
+    declare(_op._opoverload, Contract(rows={"x": Rows("T"), "out": Rows("T", write=True)}, locality="row"))
+
+
+class Doubles(nn.Module):
+    """The op writes an argument that its schema calls immutable, and its result is not used."""
+
+    def forward(self, x):
+        out = torch.zeros_like(x)
+        torch.ops.cases.double_into(x, out)
+        return out
+
+
+class DoublesDeclared(nn.Module):
+    """The op writes an argument that its schema calls immutable, and its result is not used."""
+
+    def forward(self, x):
+        out = torch.zeros_like(x)
+        torch.ops.cases.double_into_declared(x, out)
+        return out
+
+
+def _c90(name: str, model: nn.Module) -> Case:
+    case = _case(name, model)
+    case.batches = [{"x": torch.ones(3)}, {"x": torch.tensor([1.0, 2.0])}]
+    return case
+
+
 RECORDS = [
     Record(
         id="C82",
@@ -115,5 +205,31 @@ RECORDS = [
         case=lambda: _case("C84 copy chain", CopiesBlocks(), CopiesBlocksOfSnapshot()),
         twin=lambda: _case("C84 repaired", CopiesBlocksOfSnapshot()),
         read=lambda steps: steps[0]["state kv"],
+    ),
+    Record(
+        id="C88",
+        ref="pytorch/pytorch#128084",
+        kind="alias-overlap-race",
+        title="an op writes to the dense copy of a strided argument, and nothing copies back",
+        group="graph",
+        codes=("CW305",),
+        expected=61,
+        wrong=2,
+        case=lambda: _case("C88 lost mutation", WritesCopyOfColumn(), WritesColumn()),
+        twin=lambda: _case("C88 repaired", WritesColumn()),
+        read=lambda steps: steps[0]["output 0"][0],
+    ),
+    Record(
+        id="C90",
+        ref="intel/llm-scaler#537",
+        kind="alias-overlap-race",
+        title="an op writes an argument that its schema calls immutable: the call looks dead",
+        group="graph",
+        codes=("CW305",),
+        expected=[2, 4],
+        wrong=[0, 0],
+        case=lambda: _c90("C90 undeclared mutation", Doubles()),
+        twin=lambda: _c90("C90 repaired", DoublesDeclared()),
+        sources=((Doubles, DoublesDeclared),),
     ),
 ]
