@@ -95,7 +95,7 @@ def _count(
 
 def _foreign(model: torch.nn.Module, reference: torch.nn.Module, batch: Mapping[str, Any]) -> int:
     """State rows that are not as they should be and that no request of this step owns."""
-    table = batch.get("block_table")
+    table = batch.get("state_table")
     if table is None:
         return 0
     owned = set(table[:, 0].tolist())

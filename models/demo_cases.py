@@ -3,7 +3,7 @@
 S1: n-gram ids under a token key. A step of few requests after a burst of eight leaves the burst's boundaries and
 contexts in the tails of the buffers; a graph that was recorded with room for eight requests searches all of them.
 
-S2: the short convolution, its slots given as column 0 of a block table: once with the shipped kernel, which takes the
+S2: the short convolution, its slots given as column 0 of a state table: once with the shipped kernel, which takes the
 stride, once with one that assumes stride 1.
 """
 
@@ -27,7 +27,7 @@ from capwise.models.text import text_tokens
 BURST = 8
 S1_SIZES = (1, 2, 4, 8, 16, 32, 64)
 S1_INPUTS = ("input_ids", "query_start_loc", "ngram_context")
-S2_INPUTS = ("query_start_loc", "block_table", "has_initial")
+S2_INPUTS = ("query_start_loc", "state_table", "has_initial")
 Batch = dict[str, torch.Tensor]
 Kernel = Literal["ours", "unit"]
 

@@ -49,8 +49,8 @@ class NgramIds(nn.Module):
 
 
 class ShortConv(nn.Module):
-    """The convolution and its state. The slots are column 0 of a block table: a view whose stride is the table's
-    width."""
+    """The convolution and its state. The slots are column 0 of a state table: a view whose stride is the table's
+    width. `spare` columns of state past the history hold what drafts may be rolled back to."""
 
     def __init__(self, channels: int, taps: int, dilation: int, slots: int, conv: Conv = OURS, spare: int = 0) -> None:
         super().__init__()
@@ -62,13 +62,17 @@ class ShortConv(nn.Module):
         self,
         x: torch.Tensor,
         query_start_loc: torch.Tensor,
-        block_table: torch.Tensor,
+        state_table: torch.Tensor,
         has_initial: torch.Tensor,
+        num_accepted: torch.Tensor | None = None,
+        is_spec: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [T, C], query_start_loc int32[R+1], block_table int32[R, 1+S], has_initial bool[R] -> [T, C]."""
-        slots = block_table[:, 0]
-        y = self.conv.output(x, self.weight, self.conv_state, query_start_loc, slots, has_initial, self.dilation)
-        self.conv.state(x, self.conv_state, query_start_loc, slots, has_initial, self.length)
+        """x [T, C], query_start_loc int32[R+1], state_table int32[R, 1+S], has_initial bool[R] and, where chunks may be
+        drafts, num_accepted int32[R], is_spec bool[R] -> [T, C]."""
+        requests = (query_start_loc, state_table[:, 0], has_initial)
+        drafts = () if is_spec is None else (num_accepted, is_spec)
+        y = self.conv.output(x, self.weight, self.conv_state, *requests, self.dilation, *drafts)
+        self.conv.state(x, self.conv_state, *requests, self.length, *drafts)
         return y
 
 
@@ -89,7 +93,7 @@ class PLE(nn.Module):
         self.config = config
         width, hidden = config.width, config.hidden_size
         self.ids = NgramIds(config, layer)
-        self.table = nn.Parameter(torch.randn(config.table_rows(layer), config.head_dim), requires_grad=False)
+        self.table = nn.Parameter(torch.randn(config.table_rows(layer), config.ngram_head_dim), requires_grad=False)
         self.key_value = nn.Linear(config.ple_embed_dim, width + hidden, bias=False)
         self.key_value.weight.requires_grad_(False)
         for name in ("norm_key", "norm_query", "norm_conv"):
@@ -102,8 +106,10 @@ class PLE(nn.Module):
         hidden: torch.Tensor,
         query_start_loc: torch.Tensor,
         ngram_context: torch.Tensor,
-        block_table: torch.Tensor,
+        state_table: torch.Tensor,
         has_initial: torch.Tensor,
+        num_accepted: torch.Tensor | None = None,
+        is_spec: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """hidden [T, hc*H]; the others as `build_batch` makes them -> [T, hc*H]; the slots of the step move on."""
         config = self.config
@@ -120,5 +126,5 @@ class PLE(nn.Module):
             config.rms_norm_eps,
             config.hc_count,
         )
-        mixed = self.short_conv(normed, query_start_loc, block_table, has_initial)
+        mixed = self.short_conv(normed, query_start_loc, state_table, has_initial, num_accepted, is_spec)
         return hidden + (gated + mixed)

@@ -18,10 +18,10 @@ def test_a_step_of_a_decode_a_later_chunk_an_idle_request_and_a_fresh_one():
     assert batch["query_start_loc"].tolist() == [0, 1, 4, 4, 6]
     eos = CONFIG.eos_token_id
     assert batch["ngram_context"].tolist() == [[15, 16], [eos, 10], [13, 14], [eos, eos]]
-    assert batch["block_table"].tolist() == [[8, 9, 10, 11], [4, 5, 6, 7], [12, 13, 14, 15], [0, 0, 0, 0]]
+    assert batch["state_table"].tolist() == [[8, 9, 10, 11], [4, 5, 6, 7], [12, 13, 14, 15], [0, 0, 0, 0]]
     assert batch["has_initial"].tolist() == [True, True, True, False]
     assert {t.dtype for n, t in batch.items() if n != "has_initial"} == {torch.int32}
-    assert batch["block_table"][:, 0].stride() == (4,)
+    assert batch["state_table"][:, 0].stride() == (4,)
 
 
 def test_axes_are_named_for_every_input():
@@ -31,7 +31,7 @@ def test_axes_are_named_for_every_input():
     assert axes.keys() == batch.keys()
     sizes = {"T": 2, "R": 1, "R+1": 2}
     assert all(tuple(sizes.get(a, a) for a in axes[name]) == tuple(batch[name].shape) for name in axes)
-    assert list(input_axes(CONFIG, names=["block_table"])) == ["block_table"]
+    assert list(input_axes(CONFIG, names=["state_table"])) == ["state_table"]
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,8 @@ def test_s2_has_the_shapes_of_the_report():
     case = s2()
     batch = case.batches[0]
     assert batch["query_start_loc"].tolist() == [0, 16, 692] and batch["x"].shape == (692, 10240)
-    assert batch["block_table"].tolist() == [[10, 11, 12, 13], [20, 21, 22, 23]]
-    assert 0 in case.batches[1]["block_table"][:, 0]
+    assert batch["state_table"].tolist() == [[10, 11, 12, 13], [20, 21, 22, 23]]
+    assert 0 in case.batches[1]["state_table"][:, 0]
 
 
 def test_an_unknown_kernel_or_stride_is_refused():
