@@ -43,7 +43,8 @@ def gdn_scan_reference(
     num_accepted: torch.Tensor,
     is_spec: torch.Tensor,
 ) -> torch.Tensor:
-    """All requests advance together, one token at a time; it syncs with the host for the longest chunk."""
+    """All requests advance together, one token at a time, as many times as there are rows: no host sync, so that a
+    recording can hold it. What must not be written is sent to the null slot with the values that it has."""
     tokens, (heads, width), columns = v.shape[0], state.shape[1:3], state_table.shape[1]
     out = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
     if not tokens:
@@ -57,18 +58,27 @@ def gdn_scan_reference(
     source, start, count = table.gather(1, first[:, None])[:, 0], starts[:-1], starts.diff()
     live = (source != NULL_SLOT) & (count > 0) & (start >= 0) & (starts[1:] <= tokens)
     running = torch.where((live & has_initial.bool())[:, None, None, None], state[source], 0.0)
-    for j in range(int(torch.where(live, count, 0).max())):
-        now = torch.nonzero(live & (j < count))[:, 0]
-        at, s = start[now] + j, running[now] * torch.exp(g[start[now] + j].float())[:, :, None, None]
+    # Row `tokens` of the output takes what is nobody's.
+    rows = out.new_zeros((tokens + 1, *v.shape[1:]))
+    for j in range(tokens):
+        now = live & (j < count)
+        at = torch.where(now, start + j, 0)
+        s = running * torch.exp(g[at].float())[:, :, None, None]
         error = v[at] - (s * k[at][..., None]).sum(2)
         s = s + k[at][..., None] * (error * beta[at].float()[..., None])[:, :, None]
-        out[at] = (s * q[at][..., None]).sum(2).to(out.dtype)
-        running[now] = s
-        writes = now[spec[now] & (table[now, min(j, columns - 1)] != NULL_SLOT)] if j < columns else now[:0]
-        state[table[writes, min(j, columns - 1)]] = running[writes]
-    ends = live & ~spec & (table[:, 0] != NULL_SLOT)
-    state[table[ends, 0]] = running[ends]
-    return out
+        rows.index_put_((torch.where(now, at, tokens),), (s * q[at][..., None]).sum(2).to(out.dtype))
+        running = torch.where(now[:, None, None, None], s, running)
+        if j < columns:
+            _leave(state, running, table[:, j], now & spec)
+    _leave(state, running, table[:, 0], live & ~spec)
+    return out.copy_(rows[:tokens])
+
+
+def _leave(state: torch.Tensor, running: torch.Tensor, slots: torch.Tensor, writes: torch.Tensor) -> None:
+    """running [R, ...] into the slots of the requests that write and have one."""
+    slots = torch.where(writes, slots, NULL_SLOT)
+    kept = torch.where((slots != NULL_SLOT)[:, None, None, None], running.to(state.dtype), state[NULL_SLOT])
+    state.index_put_((slots,), kept)
 
 
 def _check(q, k, v, g, beta, state, query_start_loc, state_table, has_initial, num_accepted, is_spec) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -199,7 +199,7 @@ class Config:
     def tiny(cls, **changes: Any) -> Config:
         """A model of a few thousand parameters with every part in place, for tests. With a budget of two blocks the
         attention is sparse from position 12 on."""
-        small = cls(
+        small: dict[str, Any] = dict(
             vocab_size=97,
             hidden_size=16,
             num_hidden_layers=8,
@@ -229,7 +229,7 @@ class Config:
             make_ngram_vocab_size_divisible_by=8,
             split_ngram_parts=4,
         )
-        return replace(small, **changes)
+        return cls(**{**small, **changes})
 
     @classmethod
     def from_dict(cls, values: Any) -> Config:

@@ -56,9 +56,9 @@ def load_state_dict(model: Decoder, source: Source, mtp: nn.Module | None = None
     """Fills a decoder, and draft layers where given.
 
     Args:
-        source: a transformers `state_dict()` or the tensors of a released checkpoint; a .safetensors file; a folder with
-            one, or with a sharded index. Text-only and vision-language names are taken; the vision part is left out,
-            and so is `mtp.*` where no `mtp` is given.
+        source: a transformers `state_dict()` or the tensors of a released checkpoint; a .safetensors file; a folder
+            with one, or with a sharded index. Text-only and vision-language names are taken; the vision part is left
+            out, and so is `mtp.*` where no `mtp` is given.
 
     Raises:
         LoadError: names what is missing, unexpected or mis-shaped, or a constant of the n-gram hash that differs.

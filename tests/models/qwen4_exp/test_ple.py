@@ -22,11 +22,8 @@ def oracle():
     qwen = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
     from transformers import Qwen4ExpTextConfig
 
-    fields = {name: getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__}
-    fields["ple_layer_ids"] = list(CONFIG.ple_layer_ids)
-    kinds = (["linear_attention"] * 3 + ["full_attention"]) * 2
     torch.manual_seed(0)
-    theirs = qwen.Qwen4ExpTextPLELayer(Qwen4ExpTextConfig(**fields, num_hidden_layers=8, layer_types=kinds), 4, 1)
+    theirs = qwen.Qwen4ExpTextPLELayer(Qwen4ExpTextConfig(**CONFIG.to_dict()), 4, 1)
     ours = PLE(CONFIG, SLOTS, layer=1, spare=2)
     embedding = theirs.ple_embedding
     for parameter in theirs.parameters():
