@@ -18,6 +18,8 @@ from capwise.transfer.flow import Flow, broadcast_dim
 _SYMBOLIC: dict[str, Callable[[Any, Any], Any]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 _COMPARE = {"lt", "le", "gt", "ge"}
 _FLIPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+# What comes out is no number or not below zero, whatever goes in.
+_NOT_NEGATIVE = {"abs", "relu", "exp", "sigmoid", "sqrt", "square"}
 _KEEP_VALUE = {"_to_copy", "clone", "copy", "alias", "to"}
 
 
@@ -252,12 +254,16 @@ def _value_facts(flow: Flow, node: fx.Node, operands: Sequence[fx.Node]) -> dict
     if name in _KEEP_VALUE and len(operands) == 1:
         source = fact(operands[0])
         names = ("position", "live", "low", "live_low", "below", "keeps")
-        return {n: getattr(source, n) for n in names}
+        # What is no number becomes the lowest integer.
+        from_float = val(operands[0]).dtype.is_floating_point and not val(node).dtype.is_floating_point
+        return {n: getattr(source, n) for n in names if not (from_float and n in ("low", "live_low", "below"))}
     if name == "remainder":
         divisor = live_expr(flow, node.args[1])
         return {} if divisor is None else {"low": 0, "below": divisor}
     if name == "where":
         return _where_facts(node)
+    if name in _NOT_NEGATIVE and val(node).dtype.is_floating_point:
+        return {"low": 0}
     if name in _SYMBOLIC and len(node.args) == 2 and not node.kwargs:
         return _arithmetic_facts(flow, node, name)
     return _bounds(flow, node, name, operands)
@@ -328,4 +334,14 @@ def _keeps(node: fx.Node, target: fx.Node) -> bool:
     """A copy whose padded rows were taken from the target itself writes them back unchanged."""
     if aten.base_name(node.target) != "copy" or not has_fact(node.args[1]):  # type: ignore[arg-type]
         return False
-    return fact(node.args[1]).keeps is target  # type: ignore[arg-type]
+    kept = fact(node.args[1]).keeps  # type: ignore[arg-type]
+    return kept is not None and (kept is target or _same_place(kept, target))
+
+
+def _same_place(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two views are the same elements of one memory."""
+    if fact(one).storage != fact(other).storage:
+        return False
+    a, b = val(one), val(other)
+    mine, theirs = ((*v.shape, *v.stride(), v.storage_offset()) for v in (a, b))
+    return len(mine) == len(theirs) and all(sympy.expand(as_expr(x) - as_expr(y)) == 0 for x, y in zip(mine, theirs))

@@ -90,7 +90,8 @@ def reduce(flow: Flow, node: fx.Node, row: aten.Row) -> None:
         _binary_or_mixed(flow, node)
         return
     dims = _dims(node, row)
-    demand(flow, node, source, dims, _reduction_neutral(node, row, val(source).dtype))
+    wanted = [d for d in dims if not _is_below(node, row, value, d)]
+    demand(flow, node, source, wanted, _reduction_neutral(node, row, val(source).dtype))
     _flat_numbers(flow, node, source)
     result = val(node)
     first = result if isinstance(result, torch.Tensor) else next(p for p in result if isinstance(p, torch.Tensor))
@@ -102,6 +103,14 @@ def reduce(flow: Flow, node: fx.Node, row: aten.Row) -> None:
         axes = [value.axes[d] for d in keep]
         tails = flow.plain_tails(axes)
     _set_results(flow, node, axes, tails, source)
+
+
+def _is_below(node: fx.Node, row: aten.Row, value: Fact, dim: int) -> bool:
+    """Whether a tail is no greater than any element can be: the greatest of them does not see it. Its place may."""
+    constant = value.tails[dim].constant
+    only_values = row.neutral == "-max" and isinstance(val(node), torch.Tensor)
+    is_number = aten.base_name(node.target) == "argmax"  # type: ignore[arg-type]
+    return only_values and not is_number and constant is not None and value.low is not None and constant <= value.low
 
 
 def _reduction_neutral(node: fx.Node, row: aten.Row, dtype: torch.dtype) -> Any:

@@ -117,7 +117,9 @@ def _slice(flow: Flow, node: fx.Node) -> None:
     old, size = value.axes[dim], val(node).shape[dim]
     axes, tails = list(value.axes), list(value.tails)
     axes[dim], tails[dim] = sliced(flow, node, source, dim, start or 0, size, step)
-    position = value.position if axes[dim] == old else None
+    # Row numbers from the first on are still their own places, however many are taken.
+    from_first = dim == value.position and isinstance(start or 0, int) and not start and step == 1
+    position = value.position if axes[dim] == old or from_first else None
     _emit(flow, node, axes, tails, source, position=position)
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from capwise import Live
+
 NONE: dict[str, str] = {}
 
 
@@ -104,6 +106,60 @@ def _steps():
 
 
 INPUTS = {"starts": ("R+1",), "row": ("T",), "scale": ("R",)}
+
+
+class KeepsByAnotherView(torch.nn.Module):
+    """Masked with what another view of the same rows holds: nothing is written past the live ones."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+        self.register_buffer("kept", torch.zeros(16, 4))
+
+    def forward(self, x, n):
+        live = (torch.arange(x.shape[0]) < n)[:, None]
+        self.kept[: x.shape[0]].copy_(torch.where(live, x, self.kept[: x.shape[0]] if self.rows else x * 0))
+        return x + 1
+
+
+def _counted():
+    return [{"x": torch.ones(t, 4) * t, "n": torch.tensor(t)} for t in (6, 5, 3)]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_write_that_keeps_the_same_rows_is_no_hazard(keeps, make_case, replays):
+    report = replays(make_case(KeepsByAnotherView(keeps), _counted(), {"n": Live("T")})).report
+    assert _codes(report) == ({} if keeps else {"CW204": "masked write"})
+
+
+LIVE_MODELS = {
+    "all but the last row number": (
+        lambda x, n: x[1:].masked_fill((torch.arange(x.shape[0])[:-1] >= n - 1)[:, None], 0).sum(0), NONE,
+    ),
+    "zero is below what is not negative": (
+        lambda x, n: torch.where((torch.arange(x.shape[0]) < n)[:, None], x, 0.0).abs().amax(0), NONE,
+    ),
+    "zero is not below what may be": (
+        lambda x, n: torch.where((torch.arange(x.shape[0]) < n)[:, None], x - 9, 0.0).amax(0), {"CW202": "fill -inf"},
+    ),
+    "its place sees the tail": (
+        lambda x, n: torch.where((torch.arange(x.shape[0]) < n)[:, None], x * 0, 0.0).abs().max(0),
+        {"CW202": "fill -inf"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIVE_MODELS)
+def test_masks_made_from_the_live_extent(name, make_case, replays):
+    model, codes = LIVE_MODELS[name]
+    assert _codes(replays(make_case(model, _counted(), {"n": Live("T")})).report) == codes
+
+
+def test_an_integer_made_of_no_number_is_not_in_range(make_case, replays):
+    """clamp keeps NaN, and a cast makes the lowest integer of it."""
+    table = torch.arange(8.0)
+    report = replays(make_case(lambda x: table[x[:, 0].clamp(0, 7).long()])).report
+    assert "CW206" in _codes(report)
 
 
 def _sums(x, starts, row, scale):
