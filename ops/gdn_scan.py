@@ -13,6 +13,20 @@ request has no state), first = a - 1 for a request that verifies and 0 for anoth
 leaves its state in the slot of column 0; one that verifies leaves the state after token j in the slot of column j, so
 that the next step takes the one after the last accepted token. Columns past the table and null slots are not written.
 Rows of no request and of requests whose first slot is null are 0.
+
+Two ways to the same numbers. One kernel walks token by token with the state in registers: decodes, verify rows and
+short chunks, where the state's own traffic is what takes time. Chunks of more than `chunk` / 4 tokens go `chunk` tokens
+at a time, by products of matrices (Yang, Kautz, Hatamizadeh 2024, gated delta networks, section 3.3). With G_i the sum
+of g over the tokens 1..i, and S the state before the first,
+
+    (I + L) U = beta (V - exp(G) K S)          L_ij = beta_i exp(G_i - G_j) k_i . k_j          for j < i
+    O = exp(G) Q S + P U                       P_ij = exp(G_i - G_j) q_i . k_j                 for j <= i
+    S <- exp(G_n) S + K^T (exp(G_n - G) U)
+
+The inverse of I + L does not need S: one launch finds it for all chunks at once, by forward substitution. Chunks are
+counted from the start of a request: what stands beside it in the batch changes no bit of its result. The way depends on
+a request's own tokens alone, which are read on the device; all launches are made whatever the batch is, except that
+fewer tokens than a long chunk has need no launch for long chunks.
 """
 
 from __future__ import annotations
@@ -20,9 +34,11 @@ from __future__ import annotations
 import torch
 
 from capwise.ops.contract import Any, Axes, Boundaries, Contract, Last, PerRequest, Rows, Slots, contract
+from capwise.ops.launch import block, jit, on_triton, tl
 
 NULL_SLOT = 0
 EPS = 1e-6
+CHUNK = 64  # tokens that go through products of matrices together
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
@@ -81,6 +97,263 @@ def _leave(state: torch.Tensor, running: torch.Tensor, slots: torch.Tensor, writ
     state.index_put_((slots,), kept)
 
 
+@jit
+def _request(
+    row, starts_ptr, table_ptr, initial_ptr, accepted_ptr, spec_ptr,
+    tokens, slots, columns, starts_stride, table_row, table_column, initial_stride, accepted_stride, spec_stride,
+):
+    """What is read of one request, row int64: its first token and the one past its last, the slot that it starts from,
+    whether it is live, has a state, verifies."""
+    start = tl.load(starts_ptr + row * starts_stride).to(tl.int64)
+    end = tl.load(starts_ptr + (row + 1) * starts_stride).to(tl.int64)
+    verifies = tl.load(spec_ptr + row * spec_stride) != 0
+    accepted = tl.load(accepted_ptr + row * accepted_stride).to(tl.int64)
+    first = tl.where(verifies, tl.minimum(tl.maximum(accepted - 1, 0), columns - 1), 0)
+    slot = tl.load(table_ptr + row * table_row + first * table_column).to(tl.int64)
+    live = (slot > 0) & (slot < slots) & (end > start) & (start >= 0) & (end <= tokens)
+    initial = tl.load(initial_ptr + row * initial_stride) != 0
+    return start, end, slot, live, initial, verifies
+
+
+@jit
+def _gdn_step_kernel(
+    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, state_ptr, starts_ptr, table_ptr, initial_ptr, accepted_ptr, spec_ptr,
+    out_ptr,
+    tokens, requests, slots, columns, heads, key_width, width, scale,
+    q_row, q_head, q_column, k_row, k_head, k_column, v_row, v_head, v_column, g_row, g_head, beta_row, beta_head,
+    state_slot, state_head, state_key, state_column, starts_stride, table_row, table_column, initial_stride,
+    accepted_stride, spec_stride,
+    REPEATS: tl.constexpr, LONG: tl.constexpr, EPS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+):
+    """Token by token: some columns of one head's state of one request. LONG: requests of more tokens are not ours."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    i = tl.arange(0, BLOCK_K).to(tl.int64)
+    j = (tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)).to(tl.int64)
+    start, end, slot, live, initial, verifies = _request(
+        row, starts_ptr, table_ptr, initial_ptr, accepted_ptr, spec_ptr, tokens, slots, columns, starts_stride,
+        table_row, table_column, initial_stride, accepted_stride, spec_stride,
+    )
+    elsewhere = live & (LONG > 0) & (end - start > LONG) & (verifies == 0)
+    state_at = head * state_head + i[:, None] * state_key + j[None, :] * state_column
+    inside = (i < key_width)[:, None] & (j < width)[None, :]
+    held = inside & live & initial & (elsewhere == 0)
+    s = tl.load(state_ptr + slot * state_slot + state_at, mask=held, other=0.0)
+    # The state is written where it was read: every load of this program must be over before its first store.
+    tl.debug_barrier()
+    out_at = head * width + j
+    last = tl.where(elsewhere, start, tl.minimum(end, tokens))
+    for t in range(tl.maximum(start, 0), last):
+        key_at = (head // REPEATS) * k_head + t * k_row + i * k_column
+        query_at = (head // REPEATS) * q_head + t * q_row + i * q_column
+        k = tl.load(k_ptr + key_at, mask=i < key_width, other=0.0).to(tl.float32)
+        q = tl.load(q_ptr + query_at, mask=i < key_width, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + t * v_row + head * v_head + j * v_column, mask=j < width, other=0.0).to(tl.float32)
+        beta = tl.load(beta_ptr + t * beta_row + head * beta_head).to(tl.float32)
+        decay = tl.exp(tl.load(g_ptr + t * g_row + head * g_head).to(tl.float32))
+        k = k * (1.0 / tl.sqrt(tl.sum(k * k, 0) + EPS))
+        q = q * (1.0 / tl.sqrt(tl.sum(q * q, 0) + EPS)) * scale
+        s = s * decay
+        error = v - tl.sum(s * k[:, None], 0)
+        s += k[:, None] * (error * beta)[None, :]
+        o = tl.where(live, tl.sum(s * q[:, None], 0), 0.0)
+        tl.store(out_ptr + t * heads * width + out_at, o.to(out_ptr.dtype.element_ty), mask=j < width)
+        if live & (verifies | (t == end - 1)):
+            column = tl.where(verifies, t - start, 0)
+            there = column < columns
+            to = tl.load(table_ptr + row * table_row + column * table_column, mask=there, other=0).to(tl.int64)
+            owned = (to > 0) & (to < slots)
+            tl.store(state_ptr + to * state_slot + state_at, s, mask=inside & owned)
+    if row == requests - 1:
+        # Padded tokens come after the last request, whether it is a padded one or not.
+        for t in range(tl.maximum(end, 0), tokens):
+            tl.store(out_ptr + t * heads * width + out_at, (j * 0).to(out_ptr.dtype.element_ty), mask=j < width)
+
+
+@jit
+def _unit_rows(ptr, at, there, EPS: tl.constexpr):
+    """Rows over their length, float32; rows that are not there are 0."""
+    x = tl.load(ptr + at, mask=there, other=0.0).to(tl.float32)
+    return x * (1.0 / tl.sqrt(tl.sum(x * x, 1) + EPS))[:, None]
+
+
+@jit
+def _decays(g_ptr, at, live):
+    """The sum of g up to each token, and up to the last."""
+    g = tl.load(g_ptr + at, mask=live, other=0.0).to(tl.float32)
+    return tl.cumsum(g, 0), tl.sum(g, 0)
+
+
+@jit
+def _product(a, b):
+    """a b in float32; exact products of float32, which tensor cores would shorten."""
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@jit
+def _gdn_solve_kernel(
+    k_ptr, g_ptr, beta_ptr, starts_ptr, spec_ptr, inverse_ptr,
+    tokens, requests, heads, key_width, k_row, k_head, k_column, g_row, g_head, beta_row, beta_head, starts_stride,
+    spec_stride,
+    REPEATS: tl.constexpr, LONG: tl.constexpr, EPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The inverse of I + L of one chunk and head. Request r has the chunks from start // CHUNK + r on, which keeps those
+    of two requests apart."""
+    number, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    r = tl.arange(0, BLOCK_R)
+    starts = tl.load(starts_ptr + r.to(tl.int64) * starts_stride, mask=r < requests, other=0)
+    before = (r < requests) & (starts // CHUNK + r <= number)
+    row = (tl.maximum(tl.sum(before.to(tl.int32), 0), 1) - 1).to(tl.int64)
+    start = tl.load(starts_ptr + row * starts_stride).to(tl.int64)
+    end = tl.load(starts_ptr + (row + 1) * starts_stride).to(tl.int64)
+    verifies = tl.load(spec_ptr + row * spec_stride) != 0
+    first = start + (number - (start // CHUNK + row)) * CHUNK
+    mine = (first < end) & (end - start > LONG) & (verifies == 0) & (start >= 0) & (end <= tokens)
+    if mine:
+        i = tl.arange(0, CHUNK)
+        t, d = first + i, tl.arange(0, BLOCK_K)
+        live = t < end
+        there = live[:, None] & (d < key_width)[None, :]
+        key_at = (head // REPEATS) * k_head + t[:, None] * k_row + d[None, :] * k_column
+        k = _unit_rows(k_ptr, key_at, there, EPS).to(k_ptr.dtype.element_ty)
+        decay, _ = _decays(g_ptr, t * g_row + head * g_head, live)
+        beta = tl.load(beta_ptr + t * beta_row + head * beta_head, mask=live, other=0.0).to(tl.float32)
+        pairs = _product(k, tl.trans(k)) * beta[:, None]
+        lower = tl.where(i[:, None] > i[None, :], pairs * tl.exp(decay[:, None] - decay[None, :]), 0.0)
+        inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+        for n in range(1, CHUNK):
+            mix = tl.sum(tl.where(i[:, None] == n, lower, 0.0), 0)
+            change = tl.sum(mix[:, None] * inverse, 0)
+            inverse = tl.where(i[:, None] == n, inverse - change[None, :], inverse)
+        at = ((number.to(tl.int64) * heads + head) * CHUNK + i[:, None]) * CHUNK + i[None, :]
+        tl.store(inverse_ptr + at, inverse.to(inverse_ptr.dtype.element_ty))
+
+
+@jit
+def _gdn_chunk_kernel(
+    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, state_ptr, starts_ptr, table_ptr, initial_ptr, accepted_ptr, spec_ptr,
+    inverse_ptr, out_ptr,
+    tokens, slots, columns, heads, key_width, width, scale,
+    q_row, q_head, q_column, k_row, k_head, k_column, v_row, v_head, v_column, g_row, g_head, beta_row, beta_head,
+    state_slot, state_head, state_key, state_column, starts_stride, table_row, table_column, initial_stride,
+    accepted_stride, spec_stride,
+    REPEATS: tl.constexpr, LONG: tl.constexpr, EPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """Chunk by chunk: some columns of one head's state of one request that is long."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    start, end, slot, live, initial, verifies = _request(
+        row, starts_ptr, table_ptr, initial_ptr, accepted_ptr, spec_ptr, tokens, slots, columns, starts_stride,
+        table_row, table_column, initial_stride, accepted_stride, spec_stride,
+    )
+    if live & (end - start > LONG) & (verifies == 0):
+        i, d = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K).to(tl.int64)
+        j = (tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)).to(tl.int64)
+        inside = (d < key_width)[:, None] & (j < width)[None, :]
+        state_at = slot * state_slot + head * state_head + d[:, None] * state_key + j[None, :] * state_column
+        s = tl.load(state_ptr + state_at, mask=inside & initial, other=0.0)
+        # The state is written where it was read: every load of this program must be over before its first store.
+        tl.debug_barrier()
+        kind = k_ptr.dtype.element_ty
+        number = start // CHUNK + row
+        for first in range(start, end, CHUNK):
+            t = first + i
+            live_t = t < end
+            there = live_t[:, None] & (d < key_width)[None, :]
+            key_at = (head // REPEATS) * k_head + t[:, None] * k_row + d[None, :] * k_column
+            query_at = (head // REPEATS) * q_head + t[:, None] * q_row + d[None, :] * q_column
+            k = _unit_rows(k_ptr, key_at, there, EPS).to(kind)
+            value_at = t[:, None] * v_row + head * v_head + j[None, :] * v_column
+            there_v = live_t[:, None] & (j < width)[None, :]
+            v = tl.load(v_ptr + value_at, mask=there_v, other=0.0).to(tl.float32)
+            beta = tl.load(beta_ptr + t * beta_row + head * beta_head, mask=live_t, other=0.0).to(tl.float32)
+            decay, whole = _decays(g_ptr, t * g_row + head * g_head, live_t)
+            inverse_at = ((number * heads + head) * CHUNK + i[:, None]) * CHUNK + i[None, :]
+            inverse = tl.load(inverse_ptr + inverse_at)
+            old, since = s.to(kind), tl.exp(decay)[:, None]
+            right = beta[:, None] * (v - since * _product(k, old))
+            u = _product(inverse, right.to(kind))
+            s = s * tl.exp(whole) + _product(tl.trans(k), (u * tl.exp(whole - decay)[:, None]).to(kind))
+            q = (_unit_rows(q_ptr, query_at, there, EPS) * scale).to(kind)
+            pairs = _product(q, tl.trans(k))
+            pairs = tl.where(i[:, None] >= i[None, :], pairs * tl.exp(decay[:, None] - decay[None, :]), 0.0)
+            o = since * _product(q, old) + _product(pairs.to(kind), u.to(kind))
+            out_at = t[:, None] * heads * width + head * width + j[None, :]
+            tl.store(out_ptr + out_at, o.to(out_ptr.dtype.element_ty), mask=there_v)
+            number += 1
+        tl.store(state_ptr + state_at, s, mask=inside)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _launch(
+    q, k, v, g, beta, state, query_start_loc, state_table, has_initial, num_accepted, is_spec, chunk, out
+) -> None:
+    tokens, requests = v.shape[0], query_start_loc.shape[0] - 1
+    slots, heads, key_width, width = state.shape
+    long = chunk // 4
+    request = state_table.stride(), has_initial.stride(0), num_accepted.stride(0), is_spec.stride(0)
+    table_row, table_column, *per_request = *request[0], *request[1:]
+    tensors = q, k, v, g, beta, state, query_start_loc, state_table, has_initial, num_accepted, is_spec
+    sizes = slots, state_table.shape[1], heads, key_width, width, key_width**-0.5
+    strides = (
+        *q.stride(),
+        *k.stride(),
+        *v.stride(),
+        *g.stride(),
+        *beta.stride(),
+        *state.stride(),
+        query_start_loc.stride(0),
+        table_row,
+        table_column,
+        *per_request,
+    )
+    fixed = {"REPEATS": heads // k.shape[1], "LONG": long, "EPS": EPS}
+    block_v = block(width, v, gpu=32, cpu=256)
+    _gdn_step_kernel[(requests, heads, -(-width // block_v))](
+        *tensors,
+        out,
+        tokens,
+        requests,
+        *sizes,
+        *strides,
+        **fixed,
+        BLOCK_K=_power_of_two(key_width),
+        BLOCK_V=block_v,
+    )
+    if not chunk or tokens <= long:
+        return
+    block_k, block_v = max(_power_of_two(key_width), 16), max(block(width, v, gpu=32, cpu=256), 16)
+    chunks = tokens // chunk + requests
+    inverse = k.new_empty(chunks, heads, chunk, chunk)
+    _gdn_solve_kernel[(chunks, heads)](
+        k,
+        g,
+        beta,
+        query_start_loc,
+        is_spec,
+        inverse,
+        tokens,
+        requests,
+        heads,
+        key_width,
+        *k.stride(),
+        *g.stride(),
+        *beta.stride(),
+        query_start_loc.stride(0),
+        is_spec.stride(0),
+        **fixed,
+        CHUNK=chunk,
+        BLOCK_R=_power_of_two(requests),
+        BLOCK_K=block_k,
+    )
+    _gdn_chunk_kernel[(requests, heads, -(-width // block_v))](
+        *tensors, inverse, out, tokens, *sizes, *strides, **fixed, CHUNK=chunk, BLOCK_K=block_k, BLOCK_V=block_v
+    )
+
+
 def _check(q, k, v, g, beta, state, query_start_loc, state_table, has_initial, num_accepted, is_spec) -> None:
     """Raises ValueError where the extents of one call contradict each other."""
     tokens, requests = v.shape[0], query_start_loc.shape[0] - 1
@@ -121,6 +394,7 @@ def gdn_scan_(
     has_initial: torch.Tensor,
     num_accepted: torch.Tensor,
     is_spec: torch.Tensor,
+    chunk: int = CHUNK,
 ) -> torch.Tensor:
     """The gated delta rule over each request's tokens. Strides of every argument are honoured.
 
@@ -134,6 +408,7 @@ def gdn_scan_(
         has_initial: bool [R], False for a request that starts here: its slot may hold anything.
         num_accepted: int [R], tokens of its last verify chunk that a request keeps, at least 1; read where is_spec.
         is_spec: bool [R], which requests verify drafts.
+        chunk: tokens that go through products of matrices together, a power of two, at least 16; 0 for none.
 
     Returns:
         [T, HV, DV] in v's dtype, dense.
@@ -143,11 +418,18 @@ def gdn_scan_(
     """
     call = q, k, v, g, beta, state, query_start_loc, state_table, has_initial, num_accepted, is_spec
     _check(*call)
-    return gdn_scan_reference(*call)
+    if chunk and (chunk < 16 or chunk & (chunk - 1)):
+        raise ValueError(f"gdn_scan_: chunk: expected 0 or a power of two of at least 16; got {chunk}")
+    if not on_triton(v):
+        return gdn_scan_reference(*call)
+    out = v.new_empty(v.shape)
+    if v.shape[0]:
+        _launch(*call, chunk, out)
+    return out
 
 
 @gdn_scan_.register_fake
-def _(q, k, v, g, beta, state, query_start_loc, state_table, has_initial, num_accepted, is_spec):
+def _(q, k, v, g, beta, state, query_start_loc, state_table, has_initial, num_accepted, is_spec, chunk=CHUNK):
     return v.new_empty(v.shape)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 
 from capwise.ops.contract import Any, Axes, Contract, Rows, contract
+from capwise.ops.launch import block, jit, on_triton, tl
 
 
 def norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float, hc: int) -> torch.Tensor:
@@ -33,6 +34,105 @@ def mix_reference(n: torch.Tensor, gate_logits: torch.Tensor, hc: int) -> torch.
 def write_reference(x: torch.Tensor, y: torch.Tensor, inject: torch.Tensor) -> torch.Tensor:
     product = (inject.float()[:, :, None] * y.float()[:, None, :]).to(x.dtype).float()
     return (x.float() + product.flatten(1)).to(x.dtype)
+
+
+@jit
+def _hc_norm_kernel(
+    x_ptr, weight_ptr, out_ptr,
+    tokens, width, eps, x_row, x_column, weight_stride,
+    STREAMS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
+):
+    token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T))[:, None].to(tl.int64)
+    stream = tl.program_id(1)
+    j = tl.arange(0, BLOCK)[None, :]
+    inside = (token < tokens) & (j < width)
+    at = stream * width + j
+    x = tl.load(x_ptr + token * x_row + at * x_column, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + at * weight_stride, mask=j < width, other=0.0).to(tl.float32)
+    scaled = x * (1.0 / tl.sqrt(tl.sum(x * x, 1) / width + eps))[:, None]
+    out_at = (token * STREAMS + stream) * width + j
+    tl.store(out_ptr + out_at, (scaled * (1.0 + weight)).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@jit
+def _hc_mix_kernel(
+    n_ptr, gate_ptr, out_ptr,
+    tokens, width, n_row, n_column, gate_row, gate_column,
+    STREAMS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
+):
+    token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T))[:, None].to(tl.int64)
+    j = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    inside = (token < tokens) & (j < width)
+    dtype = out_ptr.dtype.element_ty
+    total = tl.zeros((BLOCK_T, BLOCK), dtype=tl.float32)
+    for stream in tl.static_range(STREAMS):
+        at = stream * width + j
+        n = tl.load(n_ptr + token * n_row + at * n_column, mask=inside, other=0.0).to(tl.float32)
+        logits = tl.load(gate_ptr + token * gate_row + at * gate_column, mask=inside, other=0.0).to(tl.float32)
+        gate = (1.0 / (1.0 + tl.exp(-logits))).to(dtype).to(tl.float32)
+        total += (gate * n).to(dtype).to(tl.float32)
+    tl.store(out_ptr + token * width + j, (total / STREAMS).to(dtype), mask=inside)
+
+
+@jit
+def _hc_write_kernel(
+    x_ptr, y_ptr, inject_ptr, out_ptr,
+    tokens, width, x_row, x_column, y_row, y_column, inject_row, inject_column,
+    STREAMS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
+):
+    token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T))[:, None].to(tl.int64)
+    j = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    inside = (token < tokens) & (j < width)
+    dtype = out_ptr.dtype.element_ty
+    y = tl.load(y_ptr + token * y_row + j * y_column, mask=inside, other=0.0).to(tl.float32)
+    for stream in tl.static_range(STREAMS):
+        at = stream * width + j
+        inject_at = token * inject_row + stream * inject_column
+        inject = tl.load(inject_ptr + inject_at, mask=token < tokens, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + token * x_row + at * x_column, mask=inside, other=0.0).to(tl.float32)
+        product = (inject * y).to(dtype).to(tl.float32)
+        tl.store(out_ptr + (token * STREAMS + stream) * width + j, (x + product).to(dtype), mask=inside)
+
+
+def _launch_norm(x, weight, eps, hc, out) -> None:
+    tokens, width = x.shape[0], x.shape[1] // hc
+    columns = 1 << (width - 1).bit_length()
+    block_t = block(tokens, x, gpu=max(1, 1024 // columns), cpu=64)
+    _hc_norm_kernel[(-(-tokens // block_t), hc)](
+        x,
+        weight,
+        out,
+        tokens,
+        width,
+        eps,
+        *x.stride(),
+        weight.stride(0),
+        STREAMS=hc,
+        BLOCK_T=block_t,
+        BLOCK=columns,
+        num_warps=8 if columns > 1024 else 4,
+    )
+
+
+def _grid(tokens: int, width: int, x: torch.Tensor) -> tuple[tuple[int, int], dict[str, int]]:
+    """Tiles of rows and columns: every stream of a tile is one program's, so that what they share is loaded once."""
+    tile = {"BLOCK_T": block(tokens, x, gpu=4, cpu=64), "BLOCK": block(width, x, gpu=512, cpu=4096)}
+    return (-(-tokens // tile["BLOCK_T"]), -(-width // tile["BLOCK"])), tile
+
+
+def _launch_mix(n, gate_logits, hc, out) -> None:
+    tokens, width = out.shape
+    grid, tile = _grid(tokens, width, n)
+    _hc_mix_kernel[grid](
+        n, gate_logits, out, tokens, width, *n.stride(), *gate_logits.stride(), STREAMS=hc, **tile
+    )
+
+
+def _launch_write(x, y, inject, out) -> None:
+    tokens, width = y.shape
+    grid, tile = _grid(tokens, width, x)
+    strides = *x.stride(), *y.stride(), *inject.stride()
+    _hc_write_kernel[grid](x, y, inject, out, tokens, width, *strides, STREAMS=inject.shape[1], **tile)
 
 
 def _check(op: str, name: str, got: torch.Tensor, expected: tuple[int, ...]) -> None:
@@ -62,7 +162,12 @@ def hc_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, hc: int) -> torch
     """
     _check_streams("hc_norm", "x", x, hc)
     _check("hc_norm", "weight", weight, (x.shape[1],))
-    return norm_reference(x, weight, eps, hc)
+    if not on_triton(x):
+        return norm_reference(x, weight, eps, hc)
+    out = x.new_empty(x.shape)
+    if out.numel():
+        _launch_norm(x, weight, eps, hc, out)
+    return out
 
 
 @hc_norm.register_fake
@@ -86,7 +191,12 @@ def hc_mix(n: torch.Tensor, gate_logits: torch.Tensor, hc: int) -> torch.Tensor:
     """
     _check_streams("hc_mix", "n", n, hc)
     _check("hc_mix", "gate_logits", gate_logits, tuple(n.shape))
-    return mix_reference(n, gate_logits, hc)
+    if not on_triton(n):
+        return mix_reference(n, gate_logits, hc)
+    out = n.new_empty((n.shape[0], n.shape[1] // hc))
+    if out.numel():
+        _launch_mix(n, gate_logits, hc, out)
+    return out
 
 
 @hc_mix.register_fake
@@ -111,7 +221,12 @@ def hc_write(x: torch.Tensor, y: torch.Tensor, inject: torch.Tensor) -> torch.Te
     _check("hc_write", "inject", inject, (x.shape[0], inject.shape[1]))
     _check_streams("hc_write", "x", x, inject.shape[1])
     _check("hc_write", "y", y, (x.shape[0], x.shape[1] // inject.shape[1]))
-    return write_reference(x, y, inject)
+    if not on_triton(x):
+        return write_reference(x, y, inject)
+    out = x.new_empty(x.shape)
+    if out.numel():
+        _launch_write(x, y, inject, out)
+    return out
 
 
 @hc_write.register_fake

@@ -39,7 +39,8 @@ class Sizes:
 
     heads: per n-gram order. state: the shape of one slot of a recurrent state. filled: False leaves floats as the
     allocator gives them, for calls that are recorded and never run. drafts: speculative tokens a request may verify.
-    key_heads, value_heads, key_width, value_width: of the gated delta net. experts, top_k, inner: of the experts.
+    key_heads, value_heads, key_width, value_width, chunk: of the gated delta net. experts, top_k, inner: of the
+    mixture of experts.
     """
 
     hidden: int = 2560
@@ -60,6 +61,7 @@ class Sizes:
     value_heads: int = 48
     key_width: int = 128
     value_width: int = 128
+    chunk: int = 64
     experts: int = 64
     top_k: int = 10
     inner: int = 640
@@ -67,7 +69,7 @@ class Sizes:
 
 SMALL = Sizes(
     24, 2, 2, 3, 6, 40, 4, 3, 16, (3, 7), torch.float32, True, Attention(4, 2, 12, 3, 11, (2, 2, 1), 2, 3, 4, 4, 33, 4),
-    key_heads=2, value_heads=4, key_width=5, value_width=7, experts=6, top_k=2, inner=12,
+    key_heads=2, value_heads=4, key_width=5, value_width=7, chunk=16, experts=6, top_k=2, inner=12,
 )  # fmt: skip
 
 
@@ -191,6 +193,7 @@ def _gdn_scan(lengths: Sequence[int], draw: Draw) -> Call:
         "beta": gates[1],
         "state": torch.randn(recurrent, generator=draw.generator) if sizes.filled else torch.empty(recurrent),
         "state_table": table.int(),
+        "chunk": sizes.chunk,
         **draw.request(lengths),
     }
 

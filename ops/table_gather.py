@@ -17,6 +17,8 @@ import torch
 from capwise.ops.contract import Any, Axes, Contract, Rows, contract
 from capwise.ops.launch import block, jit, on_triton, tl
 
+FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+
 
 def table_gather_reference(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     valid = (ids >= 0) & (ids < table.shape[0])
@@ -40,6 +42,36 @@ def _table_gather_kernel(
     tl.store(out_ptr + place[:, None] * width + column[None, :], value, mask=inside)
 
 
+@jit
+def _decode(bits, FNUZ: tl.constexpr):
+    """The float32 of e4m3 bits: sign, four bits of exponent, three of mantissa. int32 -> float32, exact."""
+    BIAS: tl.constexpr = 8 if FNUZ else 7
+    exponent, mantissa = (bits >> 3) & 15, bits & 7
+    normal = (((exponent + (127 - BIAS)) << 23) | (mantissa << 20)).to(tl.float32, bitcast=True)
+    smallest = mantissa.to(tl.float32) * (0.5 ** (BIAS + 2))
+    size = tl.where(exponent == 0, smallest, normal)
+    nan = bits == 0x80 if FNUZ else (bits & 0x7F) == 0x7F
+    return tl.where(nan, float("nan"), tl.where(bits >= 0x80, -size, size))
+
+
+@jit
+def _table_gather_fp8_kernel(
+    ids_ptr, table_ptr, scale_ptr, out_ptr,
+    tokens, rows, heads, width, ids_row, ids_head, table_row, table_column,
+    FNUZ: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    column = tl.arange(0, BLOCK_D)
+    token, head = place // heads, place % heads
+    row = tl.load(ids_ptr + token * ids_row + head * ids_head, mask=token < tokens, other=-1).to(tl.int64)
+    inside = (token < tokens)[:, None] & (column < width)[None, :]
+    valid = ((row >= 0) & (row < rows))[:, None] & inside
+    bits = tl.load(table_ptr + row[:, None] * table_row + column[None, :] * table_column, mask=valid, other=0)
+    value = _decode(bits.to(tl.int32), FNUZ) * tl.load(scale_ptr).to(tl.float32)
+    value = tl.where(valid, value, 0.0)
+    tl.store(out_ptr + place[:, None] * width + column[None, :], value.to(out_ptr.dtype.element_ty), mask=inside)
+
+
 def _launch(ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
     (tokens, heads), (rows, width) = ids.shape, table.shape
     places = block(tokens * heads, ids, gpu=16, cpu=512)
@@ -58,7 +90,24 @@ def _launch(ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
     )
 
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+def _launch_fp8(ids: torch.Tensor, table: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
+    (tokens, heads), (rows, width) = ids.shape, table.shape
+    places = block(tokens * heads, ids, gpu=16, cpu=512)
+    _table_gather_fp8_kernel[(-(-tokens * heads // places),)](
+        ids,
+        table.view(torch.uint8),
+        scale,
+        out,
+        tokens,
+        rows,
+        heads,
+        width,
+        *ids.stride(),
+        *table.stride(),
+        FNUZ=table.dtype == FP8[1],
+        BLOCK_N=places,
+        BLOCK_D=1 << (width - 1).bit_length(),
+    )
 
 
 def fp8_dtype(arch: str = "") -> torch.dtype:
@@ -163,7 +212,12 @@ def ple_table_gather_fp8(
         raise ValueError(f"ple_table_gather_fp8: table: expected one of {FP8}; got {table.dtype}")
     if scale.numel() != 1:
         raise ValueError(f"ple_table_gather_fp8: scale: expected one number; got {tuple(scale.shape)}")
-    return table_gather_fp8_reference(ids, table, scale, dtype)
+    if not on_triton(ids):
+        return table_gather_fp8_reference(ids, table, scale, dtype)
+    out = ids.new_empty((ids.shape[0], ids.shape[1] * table.shape[1]), dtype=dtype)
+    if ids.shape[0]:
+        _launch_fp8(ids, table, scale, out)
+    return out
 
 
 @ple_table_gather_fp8.register_fake

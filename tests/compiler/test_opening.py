@@ -48,6 +48,10 @@ AGREE = {
     OPS.ple_short_conv_state_.default: "ple_short_conv_state_",
     OPS.gdn_conv_state_.default: "gdn_conv_state_",
     OPS.ple_gate.default: "ple_gate",
+    OPS.hc_norm.default: "hc_norm",
+    OPS.hc_mix.default: "hc_mix",
+    OPS.hc_write.default: "hc_write",
+    OPS.moe_route.default: "moe_route",
     STATE: "ple_short_conv_state_",
 }
 # What was not read off the others, and why.
@@ -58,14 +62,13 @@ DIFFER = {
     OPS.gdn_conv.default: "reads rows of starts_ptr other than the program's own",
     # A program has all heads of several tokens: its rows are quotients.
     OPS.ple_table_gather.default: "is of another row of ids_ptr than the program's own",
-    OPS.ple_table_gather_fp8.default: "its body launches no Triton kernel",
-    OPS.gdn_scan_.default: "its body launches no Triton kernel",
-    OPS.hc_norm.default: "its body launches no Triton kernel",
-    OPS.hc_mix.default: "its body launches no Triton kernel",
-    OPS.hc_write.default: "its body launches no Triton kernel",
-    OPS.moe_route.default: "its body launches no Triton kernel",
-    OPS.moe_experts.default: "its body launches no Triton kernel",
-    OPS.w8a8_linear.default: "its body launches no Triton kernel",
+    OPS.ple_table_gather_fp8.default: "is of another row of ids_ptr than the program's own",
+    # How many tokens a program walks over is read from memory.
+    OPS.gdn_scan_.default: "the loop at line",
+    # The rows of a tile are what a sort says.
+    OPS.moe_experts.default: "rests on a value that is not followed",
+    # One launch hands rows to the next.
+    OPS.w8a8_linear.default: "the grid does not run over the rows of steps_ptr",
     # One program runs over all requests, in order: no program is a padded one.
     OPS.align_state_shift_.default: "the grid does not run over the rows of sources_ptr",
     OPS.align_state_copy_.default: "the grid does not run over the rows of sources_ptr",
