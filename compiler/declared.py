@@ -69,10 +69,12 @@ def _strides(op: torch._ops.OpOverload, contract: c.Contract, one: OpenedLaunch)
 
 
 def _boundaries(op: torch._ops.OpOverload, contract: c.Contract, one: OpenedLaunch) -> Iterator[str]:
+    """A list of boundaries has one axis: what is read of a table, in loops too, are no boundaries."""
     for pointer, name in _pairs(op, one):
         axes = contract.arguments.get(name)
         role = one.derivation.call.summary[pointer].role
-        if axes is not None and role == "boundary" and not isinstance(axes.tail, c.Last) and _changes(axes):
+        listed = axes is not None and len(axes.axes) == 1 and _changes(axes)
+        if axes is not None and listed and role == "boundary" and not isinstance(axes.tail, c.Last):
             yield f"{_place(one, pointer)} searches {name}; the contract wants {axes.tail} in its tail, not Last()"
 
 

@@ -197,8 +197,8 @@ def _gdn_solve_kernel(
     REPEATS: tl.constexpr, LONG: tl.constexpr, EPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """The inverse of I + L of one chunk and head. Request r has the chunks from start // CHUNK + r on, which keeps those
-    of two requests apart."""
+    """The inverse of I + L of one chunk and head. Request r has the chunks from start // CHUNK + r on, which keeps the
+    chunks of two requests apart."""
     number, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     r = tl.arange(0, BLOCK_R)
     starts = tl.load(starts_ptr + r.to(tl.int64) * starts_stride, mask=r < requests, other=0)
