@@ -110,6 +110,9 @@ class CompiledModel:
         self._warned: set[str] = set()
         # Sources of tensors that the model's Python puts others in the place of, step by step.
         self._moving: set[str] = set()
+        # Sources of tensors that some program reads, and of Python values that some trace took as constants.
+        self._read: set[str] = set()
+        self._constants: set[str] = set()
 
     # ------------------------------------------------------------------------------------------------ calls
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -245,11 +248,14 @@ class CompiledModel:
         return runner
 
     def _report_writes(self, variant: Variant, naive: bool) -> None:
-        """What the model's Python changes at this step, and what a recording would make of it."""
-        read = {a.source for p in variant.programs for a in p.arrivals.values() if a.kind == "state"}
+        """What the model's Python changes at a step, and what recordings would make of it: those of this program and
+        of all others that read the same."""
         self._moving |= {write.source for write in variant.writes}
-        for diagnostic in diagnose(variant.writes, compat.guarded_values(), read, naive):
-            if diagnostic not in self.report.diagnostics:
+        self._read |= {a.source for p in variant.programs for a in p.arrivals.values() if a.kind == "state"}
+        self._constants |= compat.guarded_values()
+        writes = [w for v in (*self._all, variant) for w in v.writes]
+        for diagnostic in diagnose(writes, self._constants, self._read, naive):
+            if all((d.code, d.node) != (diagnostic.code, diagnostic.node) for d in self.report.diagnostics):
                 self.report.add(diagnostic)
 
     def _variant(self, programs: list[Program], gm: fx.GraphModule) -> Variant:
