@@ -1,20 +1,23 @@
-"""What a custom op writes, seen by running its body on a small sample.
+"""What a custom op writes, and what of its work a recording holds, seen by running its body on a small sample.
 
 A schema is somebody's word: a compiler that believes it may drop or move a call that writes behind its back. A body
 that touches nothing but its arguments is run once an op on tensors of a few rows, and what changed is compared with
-what the schema says. A body that reads or changes anything else of the process is not run: nothing is known of it.
+what the schema says; then it is recorded, and work that the recording does not hold is work that no replay does
+(launches on another stream, through another library). A body that reads or changes anything else of the process is not run: nothing is known of it.
 """
 
 from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from capwise import compat
 from capwise.axes import as_expr
@@ -31,47 +34,135 @@ _BUILTINS = frozenset(
 _STORES = frozenset(("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_DEREF", "IMPORT_NAME"))
 _ROWS = 3
 _SEEN: set[torch._ops.OpOverload] = set()
+_ESCAPES: dict[torch._ops.OpOverload, tuple[str, ...]] = {}
 
 
 def learn(node: fx.Node, contract: Contract | None) -> None:
-    """Notes which arguments of a custom op are written though its schema does not say so: by its contract's word, or
-    because its body does. An op is run at most once a process."""
+    """Notes which arguments of a custom op are written though its schema does not say so, by its contract's word or
+    because its body does, and what it computes outside of a recording. An op is run at most once a process."""
     op = node.target
     if not isinstance(op, torch._ops.OpOverload) or op in _SEEN or op.namespace in ("aten", "prims", "prim"):
         return
     _SEEN.add(op)
     said = {n for n, a in contract.arguments.items() if a.write} if contract is not None else set()
-    found = {n for n in said if aten.has_argument(op, n)} | observed_writes(node)
+    seen = observe(node)
+    found = {n for n in said if aten.has_argument(op, n)} | seen.writes
     aten.note_written(op, tuple(sorted(found - set(aten.declared_written(op)))))
+    _ESCAPES[op] = tuple(sorted(seen.escapes))
 
 
-def observed_writes(node: fx.Node) -> set[str]:
-    """Names of the tensor arguments that the op's body changes on a sample; nothing where it is not run."""
+def escapes(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    """Names of results and arguments that the op computes by work which a recording does not hold."""
+    return _ESCAPES.get(op, ())
+
+
+@dataclass(frozen=True)
+class Observed:
+    """writes: tensor arguments that the body changed. escapes: arguments and results ("out", "out0", ...) that were
+    computed by nothing that a recording holds."""
+
+    writes: frozenset[str] = frozenset()
+    escapes: frozenset[str] = frozenset()
+
+
+def observe(node: fx.Node) -> Observed:
+    """What the op's body does with a sample; nothing where it is not run."""
     op = node.target
     assert isinstance(op, torch._ops.OpOverload)
     body = compat.written_op_body(op, "cpu")
     if body is None or not touches_arguments_only(body):
-        return set()
-    try:
-        arguments = {a.name: aten.argument(op, node.args, node.kwargs, a.name) for a in op._schema.arguments}
-        sample = _Sample()
-        call = {name: tree_map(sample.of, value) for name, value in arguments.items()}
-    except _NoSample:
-        return set()
-    tensors = {n: t for n, t in call.items() if isinstance(t, torch.Tensor)}
-    before = {n: (t._version, t.clone()) for n, t in tensors.items()}
+        return Observed()
+    given = {a.name: aten.argument(op, node.args, node.kwargs, a.name) for a in op._schema.arguments}
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), compat.eager_kernels():
-            body(**call)
-    except Exception:  # noqa: BLE001 - a sample that the op does not take says nothing
-        return set()
+            writes = _writes(body, given)
+            return Observed(frozenset(writes), frozenset(_escapes(body, given)))
+    except Exception:  # noqa: BLE001 - a sample that cannot be made, or that the op does not take, says nothing
+        return Observed()
+
+
+def _call(given: Mapping[str, Any], seed: int = 0) -> tuple[_Sample, dict[str, Any]]:
+    sample = _Sample(seed)
+    return sample, {name: tree_map(sample.of, value) for name, value in given.items()}
+
+
+def _tensors(call: Mapping[str, Any], result: Any = None) -> dict[str, torch.Tensor]:
+    """Tensors by name: arguments, and results as a contract calls them."""
+    outs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+    named = {"out" if len(outs) == 1 else f"out{i}": t for i, t in enumerate(outs)}
+    return {n: t for n, t in call.items() if isinstance(t, torch.Tensor)} | named
+
+
+def _writes(body: Callable[..., Any], given: Mapping[str, Any]) -> set[str]:
+    sample, call = _call(given)
+    tensors = _tensors(call)
+    before = {n: (t._version, t.clone()) for n, t in tensors.items()}
+    body(**call)
     shared = sample.shared(tensors)
     return {n for n, t in tensors.items() if _changed(t, *before[n], bits_only=n in shared)}
 
 
+def _escapes(body: Callable[..., Any], given: Mapping[str, Any]) -> set[str]:
+    """What no recorded launch writes and yet depends on the values of the arguments: it is the same in two runs on one
+    sample, another in a run on another."""
+    _, call = _call(given)
+    watch = _Watch()
+    with compat.recording_launches(watch.triton), watch:
+        result = body(**call)
+    loose = {n for n, t in _tensors(call, result).items() if t.numel() and _place(t) not in watch.written}
+    runs = []
+    for seed in (0, 1, 1):
+        torch.manual_seed(0)
+        sample, again = _call(given, seed)
+        before = {n: t.clone() for n, t in _tensors(again).items()}
+        after = _tensors(again, body(**again))
+        runs.append({n: (before.get(n), after[n].clone()) for n in loose})
+    one, two, three = runs
+    return {
+        n
+        for n in loose
+        if not _same(one[n][1], two[n][1]) and _same(two[n][1], three[n][1])
+        and (two[n][0] is None or not _same(two[n][0], two[n][1]))
+    }  # fmt: skip
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the memory that launches write which a recording would hold: those that reach the dispatcher, and Triton's.
+    An allocation is not a launch."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.written: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {_place(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        made = {_place(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
+        if "empty" not in aten.base_name(func):
+            self.written |= made - given
+        targets = [aten.argument(func, args, kwargs or {}, n) for n in aten.declared_written(func)]
+        self.written |= {_place(t) for t in tree_leaves(targets) if isinstance(t, torch.Tensor)}
+        return out
+
+    def triton(self, kernel: Any, grid: Any, bound: dict[str, Any]) -> None:
+        compat.run_interpreted(kernel, tuple(grid(bound) if callable(grid) else grid), **bound)
+        self.written |= {_place(t) for t in bound.values() if isinstance(t, torch.Tensor)}
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return torch.equal(one.contiguous().flatten().view(torch.uint8), other.contiguous().flatten().view(torch.uint8))
+
+
 def _changed(now: torch.Tensor, version: int, before: torch.Tensor, bits_only: bool) -> bool:
-    same = torch.equal(now.contiguous().flatten().view(torch.uint8), before.contiguous().flatten().view(torch.uint8))
-    return not same or not bits_only and now._version != version
+    return not _same(now, before) or not bits_only and now._version != version
 
 
 class _NoSample(Exception):  # noqa: N818 - no error: there is no sample of this argument
@@ -81,11 +172,10 @@ class _NoSample(Exception):  # noqa: N818 - no error: there is no sample of this
 class _Sample:
     """Small CPU tensors laid out as a graph's values are, those of one storage in one storage again."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         self.sizes: dict[Any, int] = {}
         self.storages: dict[Any, torch.Tensor] = {}
-        self.homes: dict[int, Any] = {}
-        self.random = torch.Generator().manual_seed(0)
+        self.random = torch.Generator().manual_seed(seed)
 
     def of(self, value: Any) -> Any:
         known = val(value) if isinstance(value, fx.Node) else value
@@ -118,9 +208,7 @@ class _Sample:
         if base is None or base.numel() < last:
             # A storage that a later argument needs longer is made anew: that much sharing is lost, no write is.
             base = self.storages[home] = self._filled(last, fake.dtype)
-        view = base.as_strided(size, stride, offset)
-        self.homes[id(view)] = home
-        return view
+        return base.as_strided(size, stride, offset)
 
     def _filled(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         if dtype.is_floating_point or dtype.is_complex:

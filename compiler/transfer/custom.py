@@ -11,6 +11,7 @@ from torch import fx
 from capwise.axes import Axis, Rows
 from capwise.facts import LIVE, PADDED, Fact, Tail, fact, facts, filled, is_tensor, val
 from capwise.labels import parse_dim
+from capwise.observe import escapes
 from capwise.ops import aten
 from capwise.ops import contract as c
 from capwise.transfer.bodies import body
@@ -202,6 +203,16 @@ def undeclared(flow: Flow, node: fx.Node) -> None:
         target = aten.argument(op, node.args, node.kwargs, names[0])
         arg = target if isinstance(target, fx.Node) else None
         flow.report(Hazard("CW305", node, message, label, (SEAM,), arg, notes=(note,)))
+
+
+def unrecorded(flow: Flow, node: fx.Node) -> None:
+    """An op whose work, or part of it, is in no recording: a replay hands out what it computed at capture."""
+    op = node.target
+    if isinstance(op, torch._ops.OpOverload) and (names := escapes(op)):
+        what = ", ".join(names)
+        message, label = f"{op} computes {what} outside of the recording", "a replay does not compute it again"
+        note = "seen by recording its body on a small sample: no recorded launch writes it"
+        flow.report(Hazard("CW103", node, message, label, (SEAM,), notes=(note,)))
 
 
 def unknown(flow: Flow, node: fx.Node) -> None:

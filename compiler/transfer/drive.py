@@ -71,6 +71,7 @@ def _step(flow: Flow, node: fx.Node) -> None:
     if found.source == "host":
         return
     custom.undeclared(flow, node)
+    custom.unrecorded(flow, node)
     _transfer(flow, node, found)
     if reads_live_only(flow.space, node):
         flow.make_eager(node, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -123,3 +124,33 @@ def test_which_bodies_touch_their_arguments_only():
     assert all(map(touches_arguments_only, (honest, silent, same_value, closes_over_a_number)))
     refused = (hidden, closes_over_a_tensor, counts, reads_the_environment, appends, sets_an_attribute, prints)
     assert not any(map(touches_arguments_only, refused))
+
+
+# ------------------------------------------------------------------------------------------ work outside a recording
+def unseen(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    result = torch.empty_like(x)
+    numpy.multiply(x.numpy(), 2, out=result.numpy())
+    return result
+
+
+def partly_written(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    result = torch.empty_like(x)
+    result[:1] = x[:1]
+    return result[:1].expand(x.shape).clone()
+
+
+UNSEEN, PARTLY = (_register(f.__name__, f) for f in (unseen, partly_written))
+for _op in (UNSEEN, PARTLY):
+    declare(_op, Contract(rows={"x": Rows("T", 4), "out": Rows("T", 4)}, locality="row"))
+
+
+def test_work_that_a_recording_does_not_hold_is_done_eagerly(make_case, replays, differs):
+    differs(make_case(Calls(UNSEEN)))
+    replays(make_case(Calls(UNSEEN)))
+    (found,) = [d for d in check_case(make_case(Calls(UNSEEN))) if d.code == "CW103"]
+    assert found.repair == "seam" and "computes out outside" in found.message
+
+
+def test_recorded_work_and_unwritten_rows_have_no_finding(make_case):
+    assert "CW103" not in check_case(make_case(Calls(PARTLY))).codes()
+    assert "CW103" not in check_case(make_case(Calls(HONEST))).codes()
