@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from capwise.compilation import Compilation, CompilerPass
 from capwise.passes.annotate import Annotate
+from capwise.passes.asynchronous import Asynchronous
 from capwise.passes.check import Check
 from capwise.passes.contiguous import ContiguousCopy
 from capwise.passes.copy_back import CopyBack
 from capwise.passes.device_scalar import DeviceScalar
 from capwise.passes.fill import Fill
+from capwise.passes.finish import Finish
 from capwise.passes.hazards import Hazards
 from capwise.passes.launches import Launches
 from capwise.passes.layout import Layout
@@ -26,11 +28,11 @@ from capwise.program import print_graph
 
 
 def analysis() -> list[type[CompilerPass]]:
-    return [Annotate, Provenance, Storage, Padding, Layout, Launches, Mutation, Hazards]
+    return [Annotate, Provenance, Storage, Padding, Layout, Launches, Mutation, Asynchronous, Hazards]
 
 
 def repair() -> list[type[CompilerPass]]:
-    return [MaskedWrite, ContiguousCopy, CopyBack, DeviceScalar, Fill, Annotate, Provenance, Check]
+    return [MaskedWrite, ContiguousCopy, CopyBack, Finish, DeviceScalar, Fill, Annotate, Provenance, Check]
 
 
 def planning() -> list[type[CompilerPass]]:

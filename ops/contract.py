@@ -112,7 +112,9 @@ class Contract:
     its padded rows hold once the arguments' tails are as asked.
 
     rows, requests: argument name -> Axes. strides: argument name -> Stride. host: names of scalar arguments, or of
-    other host values, that shape the launch. state: names of arguments that are persistent and written.
+    other host values, that shape the launch. state: names of arguments that are persistent and written. until: for an
+    op that goes on when the next launch starts (a collective, a peer that reads), the op that waits for its end: before
+    that is called with its result, the result is not to be read and its arguments are not to be written.
     """
 
     rows: Mapping[str, Axes] = field(default_factory=dict)
@@ -126,6 +128,7 @@ class Contract:
     hidden: bool = False
     overlap: bool = False
     offset_bits: int = 64
+    until: str | None = None
     source: str = "declared"
 
     @property
@@ -201,6 +204,8 @@ def _validate(op: torch._ops.OpOverload, value: Contract) -> None:
         raise ValueError(f"contract of {op}: expected arguments of {op._schema}; got {', '.join(unknown)}")
     if value.locality not in LOCALITIES:
         raise ValueError(f"contract of {op}: locality: expected one of {LOCALITIES}; got {value.locality!r}")
+    if value.until is not None:
+        resolve(value.until)
     for name, axes in value.arguments.items():
         if axes.into is not None and axes.into not in names:
             raise ValueError(f"contract of {op}: {name} indexes {axes.into!r}, which is no argument of {op._schema}")

@@ -33,7 +33,7 @@ class Hazards(CompilerPass):
     """A hazard is reported iff some batch could make replay differ from eager there, with what was done about it."""
 
     name = "hazards"
-    needs = ("rows", "strides", "launches", "mutations", "hazards")
+    needs = ("rows", "strides", "launches", "mutations", "waits", "hazards")
     gives = ("diagnostics",)
 
     def run(self, graph: fx.Graph) -> bool:

@@ -31,7 +31,9 @@ Value = Any  # a number, or LAST
 _SCALAR_MAKERS = (torch.ops.aten.scalar_tensor.default,)
 _TRANSPARENT = ("_to_copy", "clone", "view", "unsqueeze", "alias", "expand", "slice")
 
-RemedyKind = Literal["allow", "capacity", "fill", "scalar", "keep", "dense", "back", "wrap", "stage", "guard", "seam"]
+RemedyKind = Literal[
+    "allow", "capacity", "fill", "scalar", "keep", "dense", "back", "wait", "hold", "wrap", "stage", "guard", "seam"
+]
 
 
 @dataclass(frozen=True)

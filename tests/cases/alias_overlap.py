@@ -179,6 +179,91 @@ def _c90(name: str, model: nn.Module) -> Case:
     return case
 
 
+# ------------------------------------------------------------------------------ C86: a peer reads after the op is done
+# A sum over two devices as the tape can show it: it starts, and the slow peer's read is where the op's end is.
+@torch.library.custom_op("cases::peer_sum_start", mutates_args=())
+def peer_sum_start(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(mine)
+
+
+@torch.library.custom_op("cases::peer_sum_end", mutates_args={"out"})
+def peer_sum_end(out: torch.Tensor, mine: torch.Tensor, theirs: torch.Tensor) -> None:
+    out.copy_(mine + theirs)
+
+
+# ----------------------------------------------------------------------------- C91: a collective that nobody waits for
+@torch.library.custom_op("cases::all_reduce_start", mutates_args=())
+def all_reduce_start(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    return mine.clone()
+
+
+@torch.library.custom_op("cases::all_reduce_wait", mutates_args={"out"})
+def all_reduce_wait(out: torch.Tensor, theirs: torch.Tensor) -> None:
+    out.add_(theirs)
+
+
+for _op in (peer_sum_start, all_reduce_start):
+    _op.register_fake(lambda mine, theirs: torch.empty_like(mine))
+for _op in (peer_sum_end, all_reduce_wait):
+    _op.register_fake(lambda *args: None)
+_PAIR = {"mine": Rows("T"), "theirs": Rows("T")}
+declare(
+    peer_sum_start._opoverload,
+    Contract(rows={**_PAIR, "out": Rows("T", write=True)}, locality="row", until="cases::peer_sum_end"),
+)
+declare(peer_sum_end._opoverload, Contract(rows={**_PAIR, "out": Rows("T", write=True)}, locality="row"))
+declare(
+    all_reduce_start._opoverload,
+    Contract(rows={**_PAIR, "out": Rows("T", write=True)}, locality="row", until="cases::all_reduce_wait"),
+)
+declare(
+    all_reduce_wait._opoverload,
+    Contract(rows={"theirs": Rows("T"), "out": Rows("T", write=True)}, locality="row"),
+)
+
+
+class WritesWhilePeerReads(nn.Module):
+    """The next kernel of the fast device writes what the slow one has still to read."""
+
+    def forward(self, mine, theirs):
+        box = mine * 1
+        out = torch.ops.cases.peer_sum_start(box, theirs)
+        box.fill_(9)
+        torch.ops.cases.peer_sum_end(out, box, theirs)
+        return out
+
+
+class WritesAfterPeerHasRead(nn.Module):
+    """The next kernel of the fast device writes what the slow one has still to read."""
+
+    def forward(self, mine, theirs):
+        box = mine * 1
+        out = torch.ops.cases.peer_sum_start(box, theirs)
+        torch.ops.cases.peer_sum_end(out, box, theirs)
+        box.fill_(9)
+        return out
+
+
+class ReadsBeforeWait(nn.Module):
+    def forward(self, mine, theirs):
+        out = torch.ops.cases.all_reduce_start(mine, theirs)
+        return out * 1
+
+
+class ReadsAfterWait(nn.Module):
+    def forward(self, mine, theirs):
+        out = torch.ops.cases.all_reduce_start(mine, theirs)
+        torch.ops.cases.all_reduce_wait(out, theirs)
+        return out * 1
+
+
+def _devices(name: str, model: nn.Module, reference: nn.Module | None = None) -> Case:
+    case = _case(name, model, reference)
+    case.batches = [{"mine": torch.full((n,), 1.0), "theirs": torch.full((n,), 2.0)} for n in (3, 1)]
+    case.inputs = {"mine": ("T",), "theirs": ("T",)}
+    return case
+
+
 RECORDS = [
     Record(
         id="C82",
@@ -231,5 +316,31 @@ RECORDS = [
         case=lambda: _c90("C90 undeclared mutation", Doubles()),
         twin=lambda: _c90("C90 repaired", DoublesDeclared()),
         sources=((Doubles, DoublesDeclared),),
+    ),
+    Record(
+        id="C86",
+        ref="ROCm/aiter#3515",
+        kind="alias-overlap-race",
+        title="a fast device's next kernel overwrites what a slow peer is still reading",
+        group="graph",
+        codes=("CW304",),
+        expected=3,
+        wrong=11,
+        case=lambda: _devices("C86 written while a peer reads", WritesWhilePeerReads(), WritesAfterPeerHasRead()),
+        twin=lambda: _devices("C86 repaired", WritesAfterPeerHasRead()),
+        read=lambda steps: steps[-1]["output 0"][0],
+    ),
+    Record(
+        id="C91",
+        ref="pytorch/pytorch#113895",
+        kind="alias-overlap-race",
+        title="the result of a collective is read, and nothing waits for it",
+        group="graph",
+        codes=("CW304",),
+        expected=3,
+        wrong=1,
+        case=lambda: _devices("C91 nobody waits", ReadsBeforeWait(), ReadsAfterWait()),
+        twin=lambda: _devices("C91 repaired", ReadsAfterWait()),
+        read=lambda steps: steps[-1]["output 0"][0],
     ),
 ]
