@@ -137,7 +137,9 @@ class Executor:
             return
         run, args = self._code(bound, one), self._arguments(bound, one)
         if self.capture == "tape":
-            outs, recording = tape.record(run, args)
+            if self.arena.pool is None:
+                self.arena.pool = tape.Pool()
+            outs, recording = tape.record(run, args, self.arena.pool)
             bound.recordings[one.name] = recording
             bound.calls.append(recording.replay)
         else:

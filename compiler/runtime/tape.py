@@ -20,10 +20,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from capwise import compat
 from capwise.ops import aten
+from capwise.runtime.pool import Pool
 
 
 class CaptureError(RuntimeError):
-    """An operation that cannot be recorded, at the user's line."""
+    """An operation that cannot be recorded, at the user's line. node: of the graph that was recorded, if known."""
+
+    node: fx.Node | None = None
 
 
 # Runs one Triton launch: (kernel, grid, **bound arguments), on CPU tensors.
@@ -41,27 +44,40 @@ def kernels_run_by(execute: KernelExecutor) -> Iterator[None]:
         _EXECUTOR.reset(token)
 
 
+@contextlib.contextmanager
+def watched_by(watch: Callable[[Tape, int], None]) -> Iterator[None]:
+    """Inside, `watch(tape, index)` is called after each launch of a replay."""
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
 @dataclass(frozen=True)
 class Frozen:
-    """A tensor argument as a recording knows it: storage and geometry, no more."""
+    """A tensor argument as a recording knows it: storage and geometry, no more. number: which allocation it is of the
+    pool's, None for memory from elsewhere."""
 
     storage: torch.UntypedStorage
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    number: int | None = None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Frozen:
+    def of(cls, tensor: torch.Tensor, pool: Pool) -> Frozen:
+        """Pool memory is held by its block: a recording keeps the address, not the tensor, alive."""
         geometry = (tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
-        return cls(tensor.untyped_storage(), tensor.dtype, *geometry)
+        storage = tensor.untyped_storage()
+        block = pool.block_of(storage)
+        if block is None:
+            return cls(storage, tensor.dtype, *geometry)
+        return cls(block.whole.untyped_storage(), tensor.dtype, *geometry, block.number)
 
     def tensor(self) -> torch.Tensor:
         return torch.empty(0, dtype=self.dtype).set_(self.storage, self.offset, self.size, self.stride)
-
-
-def _freeze(value: Any) -> Any:
-    return Frozen.of(value) if isinstance(value, torch.Tensor) else value
 
 
 def _thaw(value: Any) -> Any:
@@ -106,20 +122,35 @@ class Launch:
 
 @dataclass
 class Tape:
-    """A recording. `launches` replay in order; `keep` holds pool memory alive."""
+    """A recording. `launches` replay in order. results: what each graph node gave or wrote, where a graph was
+    recorded."""
 
     launches: list[Launch] = field(default_factory=list)
-    keep: list[Any] = field(default_factory=list)
+    results: dict[str, list[Frozen]] = field(default_factory=dict)
 
     def replay(self) -> None:
-        for launch in self.launches:
+        watch = _WATCH.get()
+        for i, launch in enumerate(self.launches):
             launch.run()
+            if watch is not None:
+                watch(self, i)
+
+
+_WATCH: ContextVar[Callable[[Tape, int], None] | None] = ContextVar("capwise_tape_watch", default=None)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, pool: Pool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tape, self.node, self.place = tape, "", ""
+        self.tape, self.pool = tape, pool
+        self.node: fx.Node | None = None
+
+    def freeze(self, value: Any) -> Any:
+        return Frozen.of(value, self.pool) if isinstance(value, torch.Tensor) else value
+
+    def launched(self, launch: Launch) -> None:
+        launch.node = self.node.name if self.node is not None else ""
+        self.tape.launches.append(launch)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -130,28 +161,51 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if body is not None:
             with self:
                 return body(*args, **kwargs)
-        fixed_args, fixed_kwargs = tree_map(_freeze, (args, kwargs))
-        out = func(*args, **kwargs)
+        fixed_args, fixed_kwargs = tree_map(self.freeze, (args, kwargs))
+        known = {_key(a) for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
+        out = self._in_pool(func, func(*args, **kwargs), known)
         outs = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor)]
-        if not _is_view(func, args, kwargs, outs) and not _allocates(func):
-            launched = [Frozen.of(o) for o in outs]
-            self.tape.launches.append(Launch(func, fixed_args, fixed_kwargs, launched, node=self.node))
-        self.tape.keep.append((args, kwargs, outs))
+        if not _is_view(func, known, outs) and not _allocates(func):
+            self.launched(Launch(func, fixed_args, fixed_kwargs, [Frozen.of(o, self.pool) for o in outs]))
         return out
+
+    def _in_pool(self, func: Any, out: Any, known: set[int]) -> Any:
+        """New tensors are moved to the pool; what an argument's memory is stays there."""
+        place = self.pool.empty_like if _allocates(func) else self.pool.adopt
+        moved: dict[int, torch.Tensor] = {}
+
+        def one(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or _key(value) in known or value.device.type != "cpu":
+                return value
+            if value.layout != torch.strided or not value.untyped_storage().nbytes():
+                return value
+            if _key(value) not in moved:
+                moved[_key(value)] = place(value)
+            mine = moved[_key(value)].untyped_storage()
+            return torch.empty(0, dtype=value.dtype).set_(mine, value.storage_offset(), value.shape, value.stride())
+
+        return tree_map(one, out)
 
     def _refuse_syncs(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         masks = [a for a in tree_leaves(args[1:2]) if isinstance(a, torch.Tensor) and a.dtype in _MASKS]
         by_mask = aten.base_name(func) in _INDEXED and masks
         dynamic = torch.Tag.dynamic_output_shape in func.tags and not _has_fixed_output(func, kwargs)
         if aten.syncs(func) or by_mask or dynamic:
-            raise CaptureError(f"{func} syncs with the host and cannot be recorded{self.place}")
+            error = CaptureError(f"{func} syncs with the host and cannot be recorded{self._place()}")
+            error.node = self.node
+            raise error
+
+    def _place(self) -> str:
+        from capwise.trace import span_of
+
+        span = span_of(self.node) if self.node is not None else None
+        return f" at {span}" if span is not None and span.file else ""
 
     def triton(self, kernel: Any, grid: Any, bound: dict[str, Any]) -> None:
         fixed = tuple(grid(bound) if callable(grid) else grid)
         with torch.utils._python_dispatch._disable_current_modes():
             _EXECUTOR.get()(kernel, fixed, **bound)
-        self.tape.launches.append(Launch(kernel, (), {k: _freeze(v) for k, v in bound.items()}, [], fixed, self.node))
-        self.tape.keep.append(bound)
+        self.launched(Launch(kernel, (), {k: self.freeze(v) for k, v in bound.items()}, [], fixed))
 
 
 # An index by a mask counts its true elements on the host; uint8 is the old spelling of a mask.
@@ -165,9 +219,12 @@ def _has_fixed_output(func: Any, kwargs: Mapping[str, Any]) -> bool:
     return name in _INDEXED or name == "repeat_interleave" and kwargs.get("output_size") is not None
 
 
-def _is_view(func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> bool:
-    inputs = {a.untyped_storage()._cdata for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
-    return bool(outs) and not func._schema.is_mutable and all(o.untyped_storage()._cdata in inputs for o in outs)
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _is_view(func: Any, inputs: set[int], outs: Sequence[torch.Tensor]) -> bool:
+    return bool(outs) and not func._schema.is_mutable and all(_key(o) in inputs for o in outs)
 
 
 def _allocates(func: Any) -> bool:
@@ -182,16 +239,26 @@ class _Driver(fx.Interpreter):
         self.recorder = recorder
 
     def run_node(self, n: fx.Node) -> Any:
-        from capwise.trace import span_of
+        self.recorder.node = n
+        result = super().run_node(n)
+        if n.op == "call_function":
+            self.recorder.tape.results[n.name] = [self.recorder.freeze(t) for t in values_of(n, result, self.env)]
+        return result
 
-        self.recorder.node = n.name
-        span = span_of(n)
-        self.recorder.place = f" at {span}" if span.file else ""
-        return super().run_node(n)
+
+def values_of(node: fx.Node, result: Any, env: Mapping[fx.Node, Any]) -> list[torch.Tensor]:
+    """The tensors that a node gave, then those that it wrote."""
+    from capwise.program import written_arguments
+
+    written = [env[a] for a in written_arguments(node)] if isinstance(node.target, torch._ops.OpOverload) else []
+    return [t for t in (*tree_leaves(result), *written) if isinstance(t, torch.Tensor)]
 
 
-def record(run: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Tape]:
+def record(run: Callable[..., Any], args: Sequence[Any], pool: Pool | None = None) -> tuple[Any, Tape]:
     """Runs `run(*args)` once and records it.
+
+    Args:
+        pool: where it allocates; one of its own if None.
 
     Returns:
         what it returned (pool memory, valid until the next replay) and the tape.
@@ -200,7 +267,7 @@ def record(run: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Tape]:
         CaptureError: it does something that a device graph cannot hold.
     """
     tape = Tape()
-    recorder = _Recorder(tape)
+    recorder = _Recorder(tape, pool if pool is not None else Pool())
     target = _Driver(run, recorder).run if isinstance(run, fx.GraphModule) else run
     with torch.no_grad(), compat.recording_launches(recorder.triton), recorder:
         out = target(*args)
