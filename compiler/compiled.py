@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,9 +114,12 @@ class CompiledModel:
         # Sources of tensors that some program reads, and of Python values that some trace took as constants.
         self._read: set[str] = set()
         self._constants: set[str] = set()
+        # What served the last step; None where it ran eagerly.
+        self.ticket: Ticket | None = None
 
     # ------------------------------------------------------------------------------------------------ calls
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.ticket = None
         batch = self.admission.bind(args, kwargs)
         layout = _layout_of(batch)
         try:
@@ -131,6 +135,7 @@ class CompiledModel:
         moved = self._moved_static(ticket.variant, batch)
         if moved is not None:
             return self._miss(batch, moved)
+        self.ticket = ticket
         outs = ticket.executor.step(batch, ticket.live, ticket.captured)
         return self._rebuild(ticket.variant, outs, batch)
 
@@ -154,6 +159,31 @@ class CompiledModel:
             pass
         finally:
             self._only_trace = False
+
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Inside, every program runs as if it had never run: new buffers, nothing recorded. What was recorded before
+        is there again afterwards."""
+        arena, executors = self.arena, [e for v in self._all for e in v.executors]
+        bound = [e.bound for e in executors]
+        self.forget()
+        try:
+            yield
+        finally:
+            self.arena = arena
+            for executor, kept in zip(executors, bound):
+                executor.arena, executor.bound = arena, kept
+
+    def forget(self) -> None:
+        """Throws away buffers and recordings; programs stay."""
+        self.arena = Arena(keep_strides=self.options.repair == "none")
+        for executor in (e for v in self._all for e in v.executors):
+            executor.arena, executor.bound = self.arena, {}
+
+    @property
+    def recordings(self) -> dict[tuple[Any, ...], dict[str, Any]]:
+        """Everything recorded: (executor, bucket) -> step -> recording."""
+        return {(e, key): b.recordings for v in self._all for e in v.executors for key, b in e.bound.items()}
 
     @property
     def programs(self) -> list[Program]:
@@ -238,7 +268,7 @@ class CompiledModel:
             if self._only_trace:
                 raise Traced
             self._bind_state(variant, args)
-            ticket = self._ticket(variant, self._extents)
+            self.ticket = ticket = self._ticket(variant, self._extents)
             self._outs = ticket.executor.step(self._batch, ticket.live, ticket.captured)
             if not naive and any(write.tensor for write in variant.writes):
                 # What an attribute keeps must outlive the next replay, and be nobody else's memory.

@@ -56,6 +56,11 @@ class Arena:
         for (name, *_), tensor in self._strided.items():
             noise(name, tensor)
 
+    def clean(self) -> None:
+        """Zeroes every buffer; live rows are staged over it afterwards."""
+        for tensor in (*self._flat.values(), *self._strided.values()):
+            tensor.zero_()
+
     def snapshot(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Every buffer with a copy of what it holds."""
         return [(t, t.clone()) for t in (*self._flat.values(), *self._strided.values())]

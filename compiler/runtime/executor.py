@@ -98,7 +98,7 @@ class Executor:
     def step(self, batch: Batch, extents: Extents, captured: Mapping[str, int] | None) -> list[Any]:
         """One step; returns the graph outputs at live extents, valid until the next step."""
         if captured is None or self.capture == "off":
-            return self._uncaptured(batch, extents)
+            return self.uncaptured(batch, extents)
         key = tuple(captured[s] for s in self._symbols if s in captured)
         bound = self.bound.get(key)
         if bound is None:
@@ -368,7 +368,7 @@ class Executor:
         return live if _same_strides(live, value) else live.contiguous()
 
     # ------------------------------------------------------------------------------------------------ uncaptured
-    def _uncaptured(self, batch: Batch, extents: Extents) -> list[Any]:
+    def uncaptured(self, batch: Batch, extents: Extents) -> list[Any]:
         """The same pieces, at live extents, recorded nowhere."""
         bound = Bound(dict(extents), dict(self.state), live=dict(extents))
         for name, arrival in self.program.arrivals.items():

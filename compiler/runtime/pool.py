@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import weakref
-from collections.abc import Iterator
 
 import torch
 
@@ -61,9 +60,10 @@ class Pool:
         """The block that a storage lies in; None for memory from elsewhere."""
         return self._blocks.get(storage.data_ptr())
 
-    def blocks(self) -> Iterator[torch.Tensor]:
-        """All pool memory, as bytes."""
-        yield from (block.whole for block in self._blocks.values())
+    def poison(self, byte: int) -> None:
+        """Overwrites all pool memory: 0xFF is NaN and -1, 0x3F a finite number and a large integer."""
+        for block in self._blocks.values():
+            block.whole.fill_(byte)
 
     def retire(self) -> None:
         """Everything may be handed to the next recording."""

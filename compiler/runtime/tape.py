@@ -99,11 +99,11 @@ class Launch:
     def name(self) -> str:
         return self.what.fn.__name__ if self.grid is not None else str(self.what)
 
-    def geometry(self) -> tuple[Any, ...]:
-        """Grid, scalars, sizes and strides: what must agree between two batches of one key."""
+    def geometry(self, place: Callable[[Frozen], str] = lambda _: "") -> tuple[Any, ...]:
+        """Grid, scalars, sizes and strides: what must agree between two batches of one key; `place` names addresses."""
 
         def plain(value: Any) -> Any:
-            return (value.size, value.stride, value.offset) if isinstance(value, Frozen) else value
+            return (value.size, value.stride, value.offset, place(value)) if isinstance(value, Frozen) else value
 
         leaves = tree_leaves((self.args, self.kwargs), is_leaf=lambda v: isinstance(v, Frozen))
         return (self.name, self.grid, *[repr(plain(v)) for v in leaves])
@@ -123,10 +123,10 @@ class Launch:
 @dataclass
 class Tape:
     """A recording. `launches` replay in order. results: what each graph node gave or wrote, where a graph was
-    recorded."""
+    recorded, with the name of the node whose value it is."""
 
     launches: list[Launch] = field(default_factory=list)
-    results: dict[str, list[Frozen]] = field(default_factory=dict)
+    results: dict[str, list[tuple[str, Frozen]]] = field(default_factory=dict)
 
     def replay(self) -> None:
         watch = _WATCH.get()
@@ -242,16 +242,18 @@ class _Driver(fx.Interpreter):
         self.recorder.node = n
         result = super().run_node(n)
         if n.op == "call_function":
-            self.recorder.tape.results[n.name] = [self.recorder.freeze(t) for t in values_of(n, result, self.env)]
+            found = values_of(n, result, self.env)
+            self.recorder.tape.results[n.name] = [(name, self.recorder.freeze(t)) for name, t in found]
         return result
 
 
-def values_of(node: fx.Node, result: Any, env: Mapping[fx.Node, Any]) -> list[torch.Tensor]:
-    """The tensors that a node gave, then those that it wrote."""
+def values_of(node: fx.Node, result: Any, env: Mapping[fx.Node, Any]) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that a node gave, then those that it wrote, each with the name of the node whose value it is."""
     from capwise.program import written_arguments
 
-    written = [env[a] for a in written_arguments(node)] if isinstance(node.target, torch._ops.OpOverload) else []
-    return [t for t in (*tree_leaves(result), *written) if isinstance(t, torch.Tensor)]
+    written = written_arguments(node) if isinstance(node.target, torch._ops.OpOverload) else []
+    found = [(node.name, r) for r in tree_leaves(result)] + [(a.name, env[a]) for a in written]
+    return [(name, t) for name, t in found if isinstance(t, torch.Tensor)]
 
 
 def record(run: Callable[..., Any], args: Sequence[Any], pool: Pool | None = None) -> tuple[Any, Tape]:

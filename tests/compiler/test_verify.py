@@ -111,7 +111,9 @@ def test_state_that_differs_is_named(make_case):
 def test_json_is_as_documented(make_case):
     result = capwise.verify(make_case(lambda x: torch.ops.liars.counts(x)))
     data = json.loads(json.dumps(result.to_dict()))
-    assert list(data) == ["version", "case", "steps", "ok", "mismatches"]
+    assert list(data) == ["version", "case", "steps", "ok", "mismatches", "history", "adversaries", "first"]
+    assert (data["history"], data["adversaries"]) == ([0], []) and data["first"]["op"] == "liars.counts.default"
+    assert (data["first"]["file"], data["first"]["line"] > 0) == (__file__, True)
     assert (data["version"], data["case"], data["steps"], data["ok"]) == (1, "case", 3, False)
     assert all(set(m) == {"step", "what", "kind", "rows", "expected", "got", "tolerance"} for m in data["mismatches"])
     assert data["mismatches"][0]["rows"] == list(range(6)) and data["mismatches"][0]["tolerance"] == 5e-4
