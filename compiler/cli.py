@@ -40,6 +40,7 @@ P = ParamSpec("P")
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 _TEXT_JSON = ("full", "json")
 _EMULATED = ("gfx942", "gfx1201")
+_EMITTED = ("text", "dot", "mlir", "html")
 
 app = typer.Typer(
     name="capwise",
@@ -230,6 +231,7 @@ def verify(
     histories: Annotated[int, typer.Option(metavar="N", parser=_at_least(1), help="How many orders to try.")] = 1,
     seed: Annotated[int, typer.Option(metavar="S", parser=_at_least(0), help="Of histories and poison.")] = 0,
     poison: Annotated[bool, typer.Option(help="Put harmful values into every tail.")] = True,
+    mlir: Annotated[bool, typer.Option("--mlir", help="Ask torch-mlir about captured ATen nodes too.")] = False,
     format: Format = "full",
 ) -> int:
     """Runs a Case's history eagerly and replayed, and compares outputs and state after every step."""
@@ -243,10 +245,8 @@ def verify(
         with _step("verifying", case.name):
             from capwise.verify import verify as run
 
-            options = options_for(case, defaults, {})
-            results.append(
-                run(case, unsafe=unsafe, device=device, histories=histories, seed=seed, poison=poison, **options)
-            )
+            given: dict[str, Any] = {"unsafe": unsafe, "device": device, "histories": histories, "seed": seed}
+            results.append(run(case, poison=poison, mlir=mlir, **given, **options_for(case, defaults, {})))
     if format == "json":
         shapes = [result.to_dict() for result in results]
         _emit(_json(shapes if is_list else shapes[0]))
@@ -260,22 +260,47 @@ def verify(
 def graph(
     target: Target,
     after: Annotated[str | None, typer.Option(metavar="PASS", help="As it was after this pass.")] = None,
-    emit: Annotated[str, typer.Option(metavar="text", help="In which form.")] = "text",
+    emit: Annotated[str, typer.Option(metavar="|".join(_EMITTED), help="In which form.")] = "text",
 ) -> int:
     """Prints the programs made for a Case: pieces, seams, buffers and guards."""
-    _choice("--emit", emit, ("text",))
+    _choice("--emit", emit, _EMITTED)
+    if after is not None and emit != "text":
+        raise CliError(f"option '--after': expected with --emit text only; got --emit {emit}")
     defaults = project_defaults(Path("pyproject.toml"))
     cases, is_list = _load(target)
-    texts = []
+    made: list[Any] = []
     for case in cases:
         with _step("compiling", case.name):
-            from capwise.backend import programs_of
+            made.append(_made(case, emit, options_for(case, defaults, {})))
+    if emit == "html":
+        _emit(render(made, "html"))
+    elif emit == "dot":
+        from capwise.render.dot import dot
 
-            programs = programs_of(case, **options_for(case, defaults, {}))
-            texts += [f"# case {case.name}"] if is_list else []
-            texts += [_program_text(program, after) for program in programs]
-    _emit("\n\n".join(texts))
+        _emit(dot([program for programs in made for program in programs]))
+    else:
+        mark = "//" if emit == "mlir" else "#"
+        texts: list[str] = []
+        for case, one in zip(cases, made):
+            shown = [one] if emit == "mlir" else [_program_text(program, after) for program in one]
+            texts += [f"{mark} case {case.name}", *shown] if is_list else shown
+        _emit("\n\n".join(texts))
     return 0
+
+
+def _made(case: Case, emit: str, options: dict[str, Any]) -> Any:
+    """What one form of output is made from: a report, a text, or programs."""
+    if emit == "html":
+        from capwise.backend import check_case
+
+        return check_case(case, **options)
+    if emit == "mlir":
+        from capwise.verify.opinion import linalg_text
+
+        return linalg_text(case, **options)
+    from capwise.backend import programs_of
+
+    return programs_of(case, **options)
 
 
 def _program_text(program: Any, after: str | None) -> str:

@@ -14,6 +14,7 @@ from capwise.program import Output, Program, Step
 from capwise.runtime import graph, tape
 from capwise.runtime.arena import Arena, TailFill, live_part, most_shape, whole_buffer
 from capwise.runtime.live import LiveSlice, Size, write_live
+from capwise.runtime.pool import Pool
 
 Batch = Mapping[str, Any]
 Extents = Mapping[str, int]
@@ -138,7 +139,7 @@ class Executor:
         run, args = self._code(bound, one), self._arguments(bound, one)
         if self.capture == "tape":
             if self.arena.pool is None:
-                self.arena.pool = tape.Pool()
+                self.arena.pool = Pool()
             outs, recording = tape.record(run, args, self.arena.pool)
             bound.recordings[one.name] = recording
             bound.calls.append(recording.replay)

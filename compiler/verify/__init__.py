@@ -18,10 +18,21 @@ from capwise.options import nearest
 from capwise.runtime.tape import kernels_run_by
 from capwise.verify.compare import TOLERANCE, difference
 from capwise.verify.histories import history, orders, shortest
+from capwise.verify.inputs import moved
 from capwise.verify.result import Mismatch, Place, VerifyResult
 from capwise.verify.run import ADVERSARIES, Run, Setting
 
-__all__ = ["ADVERSARIES", "TOLERANCE", "Mismatch", "Place", "VerifyResult", "difference", "history", "verify"]
+__all__ = [
+    "ADVERSARIES",
+    "TOLERANCE",
+    "Mismatch",
+    "Place",
+    "VerifyResult",
+    "difference",
+    "history",
+    "moved",
+    "verify",
+]
 
 # Steps that may be run to make one failing history short. The emulator takes a second a launch.
 _SHRINKING = {"cpu": 64, "hip-emulated": 8}
@@ -55,6 +66,7 @@ def verify(
     Raises:
         InputError: a batch that contradicts the case's description.
         ValueError: no such adversary.
+        MlirError: `mlir` without torch-mlir.
     """
     more = dict(options)
     more.setdefault("capture", "graph" if device == "cuda" else "tape")
@@ -74,9 +86,10 @@ def verify(
             if found and not result.history and setting.device in _SHRINKING:
                 _explain(result, run, order, found[0])
     if mlir:
-        from capwise.lower.mlir import second_opinion
+        from capwise.verify.opinion import second_opinion
 
         result.opinion = second_opinion(case, **more)
+        result.mismatches += result.opinion.mismatches
     result.report.case = case.name
     return result
 

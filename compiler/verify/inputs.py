@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -65,9 +65,9 @@ class State:
         if isinstance(model, torch.nn.Module):
             tensors += [*model.buffers(), *(p.data for p in model.parameters())]
         self._values = [(t, t.clone()) for t in tensors]
-        held = [d for m in modules for d in (m.__dict__, m._buffers, m._parameters)]
+        held: list[dict[str, Any]] = [d for m in modules for d in (m.__dict__, m._buffers, m._parameters)]
         self._held = [(d, {k: v for k, v in d.items() if not _is_internal(d, k)}) for d in held]
-        containers = [v for _, kept in self._held for v in kept.values() if type(v) in _EMPTY]
+        containers = [v for _, kept in self._held for v in kept.values() if type(v) in _CONTAINERS]
         self._containers = [(v, copy.copy(v)) for v in containers]
 
     def restore(self) -> None:
@@ -78,15 +78,22 @@ class State:
                 if now.get(name) is not value:
                     now[name] = value
         for container, kept in self._containers:
-            _EMPTY[type(container)](container)
-            container.extend(kept) if isinstance(container, list) else container.update(kept)
+            _refill(container, kept)
         with torch.no_grad():
             for tensor, value in self._values:
                 tensor.copy_(value)
 
 
-# Containers that a model may change in place, and how each is emptied.
-_EMPTY: dict[type, Callable[[Any], None]] = {list: list.clear, dict: dict.clear, set: set.clear}
+# What a model may change in place.
+_CONTAINERS = (list, dict, set)
+
+
+def _refill(container: Any, kept: Any) -> None:
+    container.clear()
+    if isinstance(container, list):
+        container.extend(kept)
+    else:
+        container.update(kept)
 
 
 def _is_internal(held: Mapping[str, Any], name: str) -> bool:

@@ -53,7 +53,7 @@ class VerifyResult:
     ok: no mismatch. seen: what each step gave, by "output i" or "state name", if kept. history: the shortest sequence
     of batches (their numbers in the case) found that still fails; adversaries: those without which it does not; first:
     the first node, in execution order, whose values differ then. All empty where nothing failed or on a device.
-    opinion: what torch-mlir says of each captured node, where it was asked.
+    opinion: what torch-mlir says of each captured node, where it was asked (`opinion.Opinion`).
     """
 
     case: str

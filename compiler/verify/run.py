@@ -123,8 +123,8 @@ class Run:
             return [Mismatch(step, "capture", "capture", got=got, place=place)]
         self.keep(seen[0])
         if not self.setting.unsafe:
-            for one, other in zip(rounds[1:], seen[1:]):
-                if one.compared and not found:
+            for rest, other in zip(rounds[1:], seen[1:]):
+                if rest.compared and not found:
                     found += self._compare(step, "history", seen[0], other, exact=True)
         for one in seen if self.setting.unsafe else seen[:1]:
             wrong = self._compare(step, "eager", right, one, exact=False)
@@ -139,7 +139,8 @@ class Run:
         self, step: int, given: Mapping[str, Any], rounds: Sequence[Round], adversaries: frozenset[str]
     ) -> tuple[list[dict[str, Any]], list[Mismatch]]:
         """Every round from the same state; what the first one leaves is what the next step finds."""
-        seen, found = [], []
+        seen: list[dict[str, Any]] = []
+        found: list[Mismatch] = []
         before = after = None
         arena: list[tuple[torch.Tensor, torch.Tensor]] = []
         for one in rounds:
@@ -247,25 +248,21 @@ class Run:
         self.noise.learn(given)
         try:
             values = [self._values(len(order) - 1, given, one, adversaries) for one in self.setting.rounds(adversaries)]
-        except (IndexError, RuntimeError):  # a replay that cannot finish has no values to compare
+            ticket = self.compiled.ticket
+            if ticket is None:
+                return None
+            history = found[0].kind == "history"
+            eager = {} if history else blame.interpreted(ticket, self.mine.fresh(given))
+        except (IndexError, RuntimeError, ValueError):  # a replay that cannot finish has no values to compare
             return None
-        if self.compiled.ticket is None:
-            return None
-        if found[0].kind == "history":
-            pairs = [(values[0], other, False) for other in values[1:]]
-        else:
-            mine = self.mine.fresh(given)
-            eager = blame.interpreted(self.compiled.ticket, mine)
-            pairs = [(one, eager, True) for one in values]
+        pairs = [(values[0], other, False) for other in values[1:]] if history else [(v, eager, True) for v in values]
         for one, other, against_eager in pairs:
-            place = blame.first_difference(one, other, self.compiled.ticket, not against_eager, against_eager)
+            place = blame.first_difference(one, other, ticket, not against_eager, against_eager)
             if place is not None:
                 return place
         return None
 
-    def _values(
-        self, step: int, given: Mapping[str, Any], one: Round, adversaries: frozenset[str]
-    ) -> blame.Values:
+    def _values(self, step: int, given: Mapping[str, Any], one: Round, adversaries: frozenset[str]) -> blame.Values:
         """Node values of one round; the model is left as it was. What is not recorded yet is recorded first."""
         mine = self.mine.fresh(given)
         before = State(self.model, self.mine)
@@ -282,4 +279,3 @@ class Run:
 
 def _kept(leaf: Any) -> Any:
     return leaf.detach().clone().cpu() if isinstance(leaf, torch.Tensor) else leaf
-

@@ -209,12 +209,12 @@ def test_colours_only_on_a_terminal(
 def test_verify_passes_its_flags_and_fails_on_a_mismatch(backend: Backend, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "t.py:one"]) == 0
     backend.ok = False
-    flags = ["--unsafe", "--device", "cuda", "--histories", "3", "--seed", "7", "--no-poison"]
+    flags = ["--unsafe", "--device", "cuda", "--histories", "3", "--seed", "7", "--no-poison", "--mlir"]
     assert main(["verify", "t.py:one", *flags]) == 1
     assert capsys.readouterr().out == "verified one\nverified one\n"
     assert backend.calls == [
-        ("one", {"unsafe": False, "device": "cpu", "histories": 1, "seed": 0, "poison": True}),
-        ("one", {"unsafe": True, "device": "cuda", "histories": 3, "seed": 7, "poison": False}),
+        ("one", {"unsafe": False, "device": "cpu", "histories": 1, "seed": 0, "poison": True, "mlir": False}),
+        ("one", {"unsafe": True, "device": "cuda", "histories": 3, "seed": 7, "poison": False, "mlir": True}),
     ]
 
 
@@ -227,6 +227,20 @@ def test_graph_prints_programs_after_a_pass(backend: Backend, capsys: pytest.Cap
     )
     assert refused(capsys, "graph", "t.py:one", "--after", "fil") == (
         "option '--after': expected one of fill; got 'fil'"
+    )
+
+
+def test_graph_as_dot_and_as_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """The real compiler: the forms need real programs."""
+    target = f"{Path(__file__).parent / 'graph_target.py'}:cases"
+    assert main(["graph", target, "--emit", "dot"]) == 0
+    drawn = capsys.readouterr().out
+    assert drawn.startswith("digraph capwise {") and drawn.count("subgraph") == 2 and "seam seam0" in drawn
+    assert main(["graph", target, "--emit", "html"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("<!doctype html>") and "opaque op" in page and "aten.add.Tensor" in page
+    assert refused(capsys, "graph", target, "--emit", "dot", "--after", "fill") == (
+        "option '--after': expected with --emit text only; got --emit dot"
     )
 
 
@@ -252,7 +266,8 @@ def test_graph_prints_programs_after_a_pass(backend: Backend, capsys: pytest.Cap
         (["check"], "check: missing argument 'TARGET': expected package.module:callable or path/file.py:callable"),
         (["check", "t.py:on"], "target 't.py:on': expected a name in"),
         (["check", "t.py:raises"], "target 't.py:raises': RuntimeError: no weights (t.py:9)"),
-        (["graph", "t.py:one", "--emit", "txt"], "option '--emit': expected one of text; got 'txt'; did you mean"),
+        (["graph", "t.py:one", "--emit", "txt"], "option '--emit': expected one of text, dot, mlir, html; got 'txt'; "
+         "did you mean 'text'?"),
         (["explain", "CW20"], "code 'CW20': expected one of CW001,"),
         (["--verson"], "option '--verson': expected one of --version, --help; did you mean '--version'?"),
     ],
