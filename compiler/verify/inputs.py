@@ -1,4 +1,4 @@
-"""A run's own copies: of batches, of the model, and of what both hold."""
+"""A run's own copies of batches and of the model."""
 
 from __future__ import annotations
 
@@ -53,49 +53,3 @@ def moved(value: torch.Tensor, place: torch.device) -> torch.Tensor:
 def copied(model: Any, place: torch.device) -> Any:
     mine = copy.deepcopy(model)
     return mine.to(place) if isinstance(mine, torch.nn.Module) else mine
-
-
-class State:
-    """Everything that a model and the inputs at fixed addresses hold, to be put back: values, and which tensors and
-    Python values the model's attributes are."""
-
-    def __init__(self, model: Any, inputs: Inputs) -> None:
-        tensors = list(inputs.statics())
-        modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
-        if isinstance(model, torch.nn.Module):
-            tensors += [*model.buffers(), *(p.data for p in model.parameters())]
-        self._values = [(t, t.clone()) for t in tensors]
-        held: list[dict[str, Any]] = [d for m in modules for d in (m.__dict__, m._buffers, m._parameters)]
-        self._held = [(d, {k: v for k, v in d.items() if not _is_internal(d, k)}) for d in held]
-        containers = [v for _, kept in self._held for v in kept.values() if type(v) in _CONTAINERS]
-        self._containers = [(v, copy.copy(v)) for v in containers]
-
-    def restore(self) -> None:
-        for now, then in self._held:
-            for name in [n for n in now if n not in then and not _is_internal(now, n)]:
-                del now[name]
-            for name, value in then.items():
-                if now.get(name) is not value:
-                    now[name] = value
-        for container, kept in self._containers:
-            _refill(container, kept)
-        with torch.no_grad():
-            for tensor, value in self._values:
-                tensor.copy_(value)
-
-
-# What a model may change in place.
-_CONTAINERS = (list, dict, set)
-
-
-def _refill(container: Any, kept: Any) -> None:
-    container.clear()
-    if isinstance(container, list):
-        container.extend(kept)
-    else:
-        container.update(kept)
-
-
-def _is_internal(held: Mapping[str, Any], name: str) -> bool:
-    """What nn.Module keeps for itself: its registries, hooks and submodules."""
-    return "_parameters" in held and name.startswith("_")

@@ -17,9 +17,10 @@ from capwise.labels import InputError, normalise
 from capwise.options import Options
 from capwise.runtime.pool import Pool
 from capwise.runtime.tape import CaptureError, kernels_run_by
+from capwise.snapshot import Snapshot
 from capwise.verify import blame, layouts
 from capwise.verify.compare import difference
-from capwise.verify.inputs import Inputs, State, copied
+from capwise.verify.inputs import Inputs, copied
 from capwise.verify.noise import Noise
 from capwise.verify.order import Order, ordered
 from capwise.verify.result import Mismatch, Place
@@ -77,7 +78,7 @@ class Run:
         self.compiled = CompiledModel(self.model, options)
         self.specs = normalise(options.inputs)
         self.mine = Inputs(self.specs, self.place)
-        self.first = State(self.model, self.mine)
+        self.first = Snapshot(self.model, self.mine.statics())
         self.steps = 0
 
     def history(self, order: Sequence[int], adversaries: frozenset[str], all_steps: bool = True) -> list[Mismatch]:
@@ -146,10 +147,10 @@ class Run:
         for one in rounds:
             mine = self.mine.fresh(given)
             if before is None:
-                before = State(self.model, self.mine)
+                before = Snapshot(self.model, self.mine.statics())
             else:
                 if after is None:
-                    after = State(self.model, self.mine)
+                    after = Snapshot(self.model, self.mine.statics())
                     arena = self.compiled.arena.snapshot() if self.setting.unsafe else []
                 before.restore()
             with self._seeded(step), self._around(one, found, step, adversaries):
@@ -265,7 +266,7 @@ class Run:
     def _values(self, step: int, given: Mapping[str, Any], one: Round, adversaries: frozenset[str]) -> blame.Values:
         """Node values of one round; the model is left as it was. What is not recorded yet is recorded first."""
         mine = self.mine.fresh(given)
-        before = State(self.model, self.mine)
+        before = Snapshot(self.model, self.mine.statics())
         with self._around(one, [], step, adversaries - {"layouts"}):
             with self._seeded(step):
                 self.compiled(**mine)

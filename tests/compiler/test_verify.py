@@ -14,6 +14,9 @@ from capwise.models.footguns import FOOTGUNS
 from capwise.ops.contract import Rows, contract
 from capwise.verify import Mismatch, VerifyResult, difference, history
 
+# What no reader of bodies can see: a function without a source, as one of an extension module is.
+ask = eval("lambda x: x[0, 0].item()", {})
+
 
 # Ops whose contracts lie: the analysis believes them, verification does not.
 @torch.library.custom_op("liars::sums", mutates_args=())
@@ -31,7 +34,7 @@ def counts(x: torch.Tensor) -> torch.Tensor:
 @torch.library.custom_op("liars::waits", mutates_args=())
 def waits(x: torch.Tensor) -> torch.Tensor:
     """Says that it does not sync."""
-    return x * float(x[0, 0].item())
+    return x * ask(x)
 
 
 for _op in (sums, counts, waits):

@@ -13,6 +13,10 @@ from capwise.ops.contract import Contract, Rows, contract
 from capwise.verify import ADVERSARIES
 
 HOST = {"calls": 0, "table": None}
+# What no reader of bodies can see: functions without a source, as those of an extension module are.
+_PLACES = {"host": HOST, "torch": torch}
+called = eval("lambda: host.update(calls=host['calls'] + 1) or host['calls']", _PLACES)
+table = eval("lambda new: host.update(table=torch.arange(4.0) * 3 if new else host['table']) or host['table']", _PLACES)
 
 
 @triton.jit
@@ -79,23 +83,19 @@ def sums(x: torch.Tensor) -> torch.Tensor:
 @torch.library.custom_op("adversaries::remembers", mutates_args=())
 def remembers(x: torch.Tensor) -> torch.Tensor:
     """Makes a table when it sees eight rows, in memory of the graph that is being recorded then."""
-    if x.shape[0] == 8:
-        HOST["table"] = torch.arange(4.0) * 3
-    return x + HOST["table"]
+    return x + table(x.shape[0] == 8)
 
 
 @torch.library.custom_op("adversaries::latches", mutates_args=())
 def latches(x: torch.Tensor) -> torch.Tensor:
     """What the host wrote into a constant is frozen; it stays below every tolerance."""
-    HOST["calls"] += 1
-    return x + torch.tensor([HOST["calls"] * 1e-6])
+    return x + torch.tensor([called() * 1e-6])
 
 
 @torch.library.custom_op("adversaries::harmless", mutates_args=())
 def harmless(x: torch.Tensor) -> torch.Tensor:
     """The frozen number changes no value, so far."""
-    HOST["calls"] += 1
-    return x + x * 0 * HOST["calls"]
+    return x + x * 0 * called()
 
 
 OPS = (shifted, counted, added, doubled, sums, remembers, latches, harmless)
