@@ -35,17 +35,32 @@ class Admission:
         self._described = False
         self._kinds: dict[str, tuple[torch.dtype, torch.device]] = {}
         self._boundaries: list[str] = []
+        self._defaults: list[str] = []
         self._names = argument_names(model)
         target = model.forward if isinstance(model, torch.nn.Module) else model
         self._signature = inspect.signature(target)
         plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         parameters = self._signature.parameters.items()
+        self._order = list(self._signature.parameters)
         self._needed = [n for n, p in parameters if p.kind in plain and p.default is p.empty]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """A call as argument name -> value; an absent optional is left out."""
         given = self._signature.bind(*args, **kwargs).arguments if args else kwargs
-        return {name: value for name, value in given.items() if value is not None}
+        batch = {name: value for name, value in given.items() if value is not None}
+        return self.with_defaults(batch) if self._defaults else batch
+
+    def with_defaults(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch with its absent optionals that have a default, once their dtype and device are known; in the order
+        of the model's arguments, as a batch that brings them."""
+        absent = [n for n in self._defaults if n not in batch and n in self._kinds]
+        extents = bind_extents(self.specs, batch) if absent else {}
+        for name in absent:
+            spec, (dtype, device) = self.specs[name], self._kinds[name]
+            if all(s in extents for s in spec.symbols):
+                shape = [d.extent(extents) for d in spec.dims]
+                batch[name] = torch.full(shape, spec.default, dtype=dtype, device=device)  # type: ignore[arg-type]
+        return {n: batch[n] for n in self._order if n in batch} | batch
 
     def admit(self, batch: Mapping[str, Any]) -> dict[str, int]:
         """The extents of a batch.
@@ -130,6 +145,7 @@ class Admission:
             self.bounds[symbol] = (0 if is_int else 1, self.capacity[symbol])
         self.specs = specs
         self.keys = self._usable_keys(symbols)
+        self._defaults = [n for n, s in specs.items() if s.default is not None]
         self._boundaries = [n for n, s in specs.items() if _is_boundary_list(s)]
         self._described = True
 

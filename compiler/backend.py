@@ -73,8 +73,9 @@ def trace_case(case: Case, keep_texts: bool = False, **options: Any) -> Compiled
         given = {k: v for k, v in batch.items() if v is not None}
         compiled.admission.admit(given)
     _moving_inputs(compiled, case)
+    _absent_inputs(compiled, case)
     for batch in case.batches:
-        given = {k: v for k, v in batch.items() if v is not None}
+        given = compiled.admission.bind((), batch)
         signature = compiled.admission.signature(given)
         if signature in seen:
             continue
@@ -113,6 +114,30 @@ def _moving_inputs(compiled: CompiledModel, case: Case) -> None:
                     help=(f"name it in inputs={{{name!r}: ...}}, so that it is staged",),
                 )
             )
+
+
+def _absent_inputs(compiled: CompiledModel, case: Case) -> None:
+    """An optional input that some batches leave out: a buffer that is not written then holds the last step's values."""
+    for name, spec in compiled.admission.specs.items():
+        absent = sum(batch.get(name) is None for batch in case.batches)
+        if not absent or absent == len(case.batches):
+            continue
+        filled = spec.default is not None
+        help = (f"say what absence means: inputs={{{name!r}: capwise.Input(..., default=0)}}",)
+        compiled.report.add(
+            Diagnostic(
+                "CW302",
+                "refuted",
+                name,
+                f"optional input {name!r} is absent on some steps",
+                label="its buffer would hold what the last step with it left",
+                span=_definition(compiled.model),
+                repair="fill default each step" if filled else "program of its own",
+                notes=(f"absent in {absent} of {len(case.batches)} batches",),
+                help=() if filled else help,
+                candidates=(("fill default each step", 0.1), ("program of its own", 0.0)),
+            )
+        )
 
 
 def _definition(model: Callable[..., Any]) -> Span:

@@ -46,6 +46,8 @@ class Input:
         null: the row number that stands for nothing: tails are filled with it, the row is scratch.
         fill: the value that makes the tail harmless, where the user knows better than the analysis.
         range: (lowest, highest) live value.
+        default: what an optional input stands for at a step without it: its buffer is filled with this number then, and
+            one program serves both. Left out, each is a program of its own.
     """
 
     kind: Literal["staged", "buffer"] = "staged"
@@ -56,12 +58,14 @@ class Input:
         null: int | None = None,
         fill: float | int | bool | None = None,
         range: tuple[int, int] | None = None,
+        default: float | int | bool | None = None,
     ) -> None:
         self.axes = axes
-        self.null, self.fill, self.range = null, fill, range
+        self.null, self.fill, self.range, self.default = null, fill, range, default
 
     def __repr__(self) -> str:
-        extra = [f"{n}={getattr(self, n)!r}" for n in ("null", "fill", "range") if getattr(self, n) is not None]
+        names = ("null", "fill", "range", "default")
+        extra = [f"{n}={getattr(self, n)!r}" for n in names if getattr(self, n) is not None]
         return f"{type(self).__name__}({', '.join([*map(repr, self.axes), *extra])})"
 
 
@@ -89,6 +93,7 @@ class Spec:
     null: int | None = None
     fill: float | int | bool | None = None
     range: tuple[int, int] | None = None
+    default: float | int | bool | None = None
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -134,7 +139,11 @@ def _spec(name: str, value: Any) -> Spec:
     if not isinstance(value, Input):
         raise InputError(f"{where}: expected a tuple of labels, Input, Buffer, Live or a symbol name; got {value!r}")
     dims = tuple(parse_dim(label, where) for label in value.axes)
-    return Spec(name, value.kind, dims, value.null, value.fill, value.range)
+    if value.default is not None and value.kind == "buffer":
+        raise InputError(f"{where}: expected no default of a Buffer, whose memory is the caller's; got {value.default!r}")
+    if value.default is not None and any(d.symbol is None and d.offset is None for d in dims):
+        raise InputError(f"{where}: expected every dimension named or an int where a default is given; got {value!r}")
+    return Spec(name, value.kind, dims, value.null, value.fill, value.range, value.default)
 
 
 def extents_of(symbols: Iterable[str], extents: Mapping[str, int]) -> dict[str, int]:
