@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import networkx as nx
 import sympy
 import torch
 from torch import fx
@@ -41,6 +42,7 @@ class Compilation:
     live: dict[str, fx.Node] = field(default_factory=dict)
     fills: int = 0
     copies: int = 0
+    order: nx.DiGraph = field(default_factory=nx.DiGraph)
     levels: dict[fx.Node, int] = field(default_factory=dict)
     steps: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)

@@ -140,7 +140,7 @@ def _spec(name: str, value: Any) -> Spec:
         raise InputError(f"{where}: expected a tuple of labels, Input, Buffer, Live or a symbol name; got {value!r}")
     dims = tuple(parse_dim(label, where) for label in value.axes)
     if value.default is not None and value.kind == "buffer":
-        raise InputError(f"{where}: expected no default of a Buffer, whose memory is the caller's; got {value.default!r}")
+        raise InputError(f"{where}: expected no default of a Buffer, the caller's own memory; got {value.default!r}")
     if value.default is not None and any(d.symbol is None and d.offset is None for d in dims):
         raise InputError(f"{where}: expected every dimension named or an int where a default is given; got {value!r}")
     return Spec(name, value.kind, dims, value.null, value.fill, value.range, value.default)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from capwise.compilation import Compilation, CompilerPass
+from capwise.passes.advice import Advice
 from capwise.passes.annotate import Annotate
 from capwise.passes.asynchronous import Asynchronous
 from capwise.passes.check import Check
@@ -36,7 +37,7 @@ def repair() -> list[type[CompilerPass]]:
 
 
 def planning() -> list[type[CompilerPass]]:
-    return [Plan, Split]
+    return [Plan, Split, Advice]
 
 
 def pipeline() -> list[type[CompilerPass]]:

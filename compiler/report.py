@@ -60,6 +60,8 @@ _RULES = (
     Rule("CW601", "target cannot run this kernel the same way", ("per-target variant", "refuse")),
     Rule("CW901", "a pass broke a fact it does not give", ("compiler bug",)),
 )
+# Matters of cost, not of what is right.
+ADVICE = ("CW501", "CW502")
 RULES: dict[str, Rule] = {rule.code: rule for rule in _RULES}
 
 
@@ -128,7 +130,9 @@ class Diagnostic:
 
     @property
     def severity(self) -> Severity:
-        """error: refuted and not repaired; warning: assumed, or repaired by a seam; note: repaired in place."""
+        """error: refuted and not repaired; warning: assumed, or repaired by a seam; note: repaired in place, advice."""
+        if self.code in ADVICE:
+            return "note"
         if self.repair is None:
             return "error" if self.verdict == "refuted" else "warning"
         return "warning" if self.repair == "seam" else "note"

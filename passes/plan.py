@@ -6,9 +6,9 @@ import networkx as nx
 from torch import fx
 
 from capwise.compilation import CompilerPass
-from capwise.facts import fact, facts, has_fact, is_tensor, val
+from capwise.facts import fact, has_fact, is_tensor, val
 from capwise.program import is_free, written_arguments
-from capwise.transfer.seams import anchors
+from capwise.transfer.seams import anchors, levels_of
 
 
 class Plan(CompilerPass):
@@ -24,18 +24,8 @@ class Plan(CompilerPass):
     gives = ("levels",)
 
     def run(self, graph: fx.Graph) -> bool:
-        dag = ordering(graph)
-        levels: dict[fx.Node, int] = {}
-        for node in graph.nodes:
-            if node not in dag:
-                continue
-            eager = facts(node).eager
-            lowest = 0 if eager else 1
-            for before in dag.predecessors(node):
-                step = 0 if facts(before).eager == eager else 1
-                lowest = max(lowest, levels[before] + step)
-            levels[node] = lowest
-        self.state.levels = levels
+        self.state.order = ordering(graph)
+        self.state.levels = levels_of(self.state.order)
         return False
 
 

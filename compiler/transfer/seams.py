@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+import networkx as nx
 import torch
 from torch import fx
 
 from capwise.axes import Space
 from capwise.facts import fact, facts, has_fact, is_tensor, val
 from capwise.program import is_free, is_part
+
+
+def levels_of(order: nx.DiGraph, without: Collection[fx.Node] = ()) -> dict[fx.Node, int]:
+    """The level of every op: the least that its predecessors allow, pieces at odd levels, seams at even ones.
+
+    Args:
+        order: every op that does work, in graph order, with an edge to each that must come after it.
+        without: seams that are counted as captured.
+    """
+    captured = set(without)
+    eager = {node: facts(node).eager and node not in captured for node in order}
+    levels: dict[fx.Node, int] = {}
+    for node, is_eager in eager.items():
+        lowest = 0 if is_eager else 1
+        for before in order.predecessors(node):
+            lowest = max(lowest, levels[before] + int(eager[before] != is_eager))
+        levels[node] = lowest
+    return levels
 
 
 def is_eager_view(node: fx.Node) -> bool:
