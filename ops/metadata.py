@@ -53,21 +53,27 @@ def pages_of(
 
 
 @jit
+def place_of(token, starts_ptr, lens_ptr, requests, starts_stride, lens_stride, ROUNDS: tl.constexpr):
+    """(request, logical position or -1, chunk start, chunk end) of some tokens, int64 each."""
+    row = request_row(token, starts_ptr, starts_stride, requests, ROUNDS).to(tl.int64)
+    start = tl.load(starts_ptr + row * starts_stride).to(tl.int64)
+    end = tl.load(starts_ptr + (row + 1) * starts_stride).to(tl.int64)
+    last = tl.load(starts_ptr + requests.to(tl.int64) * starts_stride).to(tl.int64)
+    position = tl.load(lens_ptr + row * lens_stride).to(tl.int64) - (end - token)
+    live = (token < last) & (start <= token) & (token < end) & (position >= 0)
+    return row, tl.where(live, position, -1), start, end
+
+
+@jit
 def _token_requests_kernel(
     starts_ptr, lens_ptr, row_ptr, position_ptr, tokens, requests, starts_stride, lens_stride,
     ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = request_row(token, starts_ptr, starts_stride, requests, ROUNDS)
-    wide = row.to(tl.int64)
-    start = tl.load(starts_ptr + wide * starts_stride).to(tl.int64)
-    end = tl.load(starts_ptr + (wide + 1) * starts_stride).to(tl.int64)
-    last = tl.load(starts_ptr + requests.to(tl.int64) * starts_stride).to(tl.int64)
-    position = tl.load(lens_ptr + wide * lens_stride).to(tl.int64) - (end - token)
-    live = (token < last) & (start <= token) & (token < end) & (position >= 0)
+    row, position, _, _ = place_of(token, starts_ptr, lens_ptr, requests, starts_stride, lens_stride, ROUNDS)
     at = token.to(tl.int64)
-    tl.store(row_ptr + at, row, mask=token < tokens)
-    tl.store(position_ptr + at, tl.where(live, position, -1).to(tl.int32), mask=token < tokens)
+    tl.store(row_ptr + at, row.to(tl.int32), mask=token < tokens)
+    tl.store(position_ptr + at, position.to(tl.int32), mask=token < tokens)
 
 
 @jit

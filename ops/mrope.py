@@ -15,7 +15,18 @@ from collections.abc import Sequence
 import torch
 
 from capwise.ops.contract import Any, Axes, Contract, Rows, Slots, contract
-from capwise.ops.rope import axis_major, check_positions, check_sections, pair_axes, rotate_reference
+from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.rope import (
+    axis_major,
+    check_positions,
+    check_sections,
+    layout,
+    pair_axes,
+    power_of_two,
+    rotate_reference,
+    rotated,
+    turns,
+)
 
 
 def kv_write_reference(k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor, kv_cache: torch.Tensor) -> None:
@@ -29,6 +40,154 @@ def kv_write_reference(k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Ten
     page, place = torch.where(writes, slot // size, 0), torch.where(writes, slot % size, 0)
     both = torch.where(writes[:, None, None, None], torch.stack([k, v], 1).to(kv_cache.dtype), kv_cache[0, 0])
     kv_cache.index_put_((page, place), both)
+
+
+@jit
+def _rotate_heads(
+    x_ptr, x_at, x_column, y_ptr, y_at, y_column, live, writes, cos, sin, width,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """Rotates heads whose offsets are x_at, y_at [N, H, 1]; live and writes [N, H, 1]; cos, sin [N, 1, BLOCK]."""
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    pair = tl.arange(0, BLOCK)[None, None, :]
+    inside = live & (pair < PAIRS)
+    first = tl.load(x_ptr + x_at + pair * x_column, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(x_ptr + x_at + (pair + PAIRS) * x_column, mask=inside, other=0.0).to(tl.float32)
+    low, high = rotated(first, second, cos, sin, dtype)
+    inside = writes & (pair < PAIRS)
+    tl.store(y_ptr + y_at + pair * y_column, low.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + y_at + (pair + PAIRS) * y_column, high.to(y_ptr.dtype.element_ty), mask=inside)
+    if REST > 0:
+        rest = 2 * PAIRS + tl.arange(0, REST)[None, None, :]
+        kept = tl.load(x_ptr + x_at + rest * x_column, mask=live & (rest < width), other=0.0)
+        tl.store(y_ptr + y_at + rest * y_column, kept.to(y_ptr.dtype.element_ty), mask=writes & (rest < width))
+
+
+@jit
+def _rotate_tile(
+    x_ptr, positions_ptr, inv_freq_ptr, y_ptr, token, head, tokens, heads, width, x_row, x_head, x_column,
+    position_axis, position_token, inv_freq_stride,
+    PAIRS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """Some tokens [N] and heads [H], int64, of x rotated into a dense y."""
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    cos, sin = turns(
+        positions_ptr, inv_freq_ptr, token, token < tokens, position_axis, position_token, inv_freq_stride, dtype,
+        PAIRS, HEIGHT, WIDTH, BLOCK,
+    )  # fmt: skip
+    live = (token < tokens)[:, None, None] & (head < heads)[None, :, None]
+    x_at = token[:, None, None] * x_row + head[None, :, None] * x_head
+    y_at = (token[:, None, None] * heads + head[None, :, None]) * width
+    _rotate_heads(
+        x_ptr, x_at, x_column, y_ptr, y_at, 1, live, live, cos[:, None, :], sin[:, None, :], width, PAIRS, BLOCK, REST
+    )
+
+
+@jit
+def _mrope_kernel(
+    x_ptr, positions_ptr, inv_freq_ptr, y_ptr,
+    tokens, heads, width, x_row, x_head, x_column, position_axis, position_token, inv_freq_stride,
+    PAIRS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+):
+    token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)
+    _rotate_tile(
+        x_ptr, positions_ptr, inv_freq_ptr, y_ptr, token, head, tokens, heads, width, x_row, x_head, x_column,
+        position_axis, position_token, inv_freq_stride, PAIRS, HEIGHT, WIDTH, BLOCK, REST,
+    )  # fmt: skip
+
+
+@jit
+def _mrope_kv_write_kernel(
+    q_ptr, k_ptr, v_ptr, positions_ptr, inv_freq_ptr, slots_ptr, cache_ptr, y_ptr,
+    tokens, heads, kv_heads, width, pages, page_size, query_tiles, q_row, q_head, q_column, k_row, k_head, k_column,
+    v_row, v_head, v_column, position_axis, position_token, inv_freq_stride, slots_stride, cache_page, cache_place,
+    cache_part, cache_head, cache_column,
+    PAIRS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    """The first query_tiles programs of a token tile rotate queries; the others rotate keys and copy values."""
+    token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    if tl.program_id(1) < query_tiles:
+        head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)
+        _rotate_tile(
+            q_ptr, positions_ptr, inv_freq_ptr, y_ptr, token, head, tokens, heads, width, q_row, q_head, q_column,
+            position_axis, position_token, inv_freq_stride, PAIRS, HEIGHT, WIDTH, BLOCK, REST,
+        )  # fmt: skip
+    else:
+        own = ((tl.program_id(1) - query_tiles) * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :, None]
+        slot = tl.load(slots_ptr + token * slots_stride, mask=token < tokens, other=-1).to(tl.int64)
+        page, place = slot // page_size, slot % page_size
+        writes = ((slot >= 0) & (page < pages))[:, None, None] & (own < kv_heads)
+        cos, sin = turns(
+            positions_ptr, inv_freq_ptr, token, token < tokens, position_axis, position_token, inv_freq_stride,
+            k_ptr.dtype.element_ty, PAIRS, HEIGHT, WIDTH, BLOCK,
+        )  # fmt: skip
+        row = token[:, None, None]
+        at = (page * cache_page + place * cache_place)[:, None, None] + own * cache_head
+        _rotate_heads(
+            k_ptr, row * k_row + own * k_head, k_column, cache_ptr, at, cache_column, writes, writes,
+            cos[:, None, :], sin[:, None, :], width, PAIRS, BLOCK, REST,
+        )  # fmt: skip
+        column = tl.arange(0, WHOLE)[None, None, :]
+        inside = writes & (column < width)
+        value = tl.load(v_ptr + row * v_row + own * v_head + column * v_column, mask=inside, other=0.0)
+        at = at + cache_part + column * cache_column
+        tl.store(cache_ptr + at, value.to(cache_ptr.dtype.element_ty), mask=inside)
+
+
+def _launch(x, positions, inv_freq, sections, y) -> None:
+    tokens, heads, width = x.shape
+    block_t, block_h = block(tokens, x, gpu=2, cpu=64), block(heads, x, gpu=8, cpu=64)
+    _mrope_kernel[(-(-tokens // block_t), -(-heads // block_h))](
+        x,
+        positions,
+        inv_freq,
+        y,
+        *x.shape,
+        *x.stride(),
+        *positions.stride(),
+        inv_freq.stride(0),
+        **layout(inv_freq, sections, width),
+        BLOCK_T=block_t,
+        BLOCK_H=block_h,
+    )
+
+
+def _launch_write(q, k, v, positions, inv_freq, slot_mapping, kv_cache, sections, y) -> None:
+    (tokens, heads, width), kv_heads = q.shape, k.shape[1]
+    block_t, block_h = block(tokens, q, gpu=2, cpu=64), block(heads, q, gpu=8, cpu=64)
+    block_k = block(kv_heads, q, gpu=8, cpu=64)
+    query_tiles = -(-heads // block_h)
+    _mrope_kv_write_kernel[(-(-tokens // block_t), query_tiles + -(-kv_heads // block_k))](
+        q,
+        k,
+        v,
+        positions,
+        inv_freq,
+        slot_mapping,
+        kv_cache,
+        y,
+        tokens,
+        heads,
+        kv_heads,
+        width,
+        *kv_cache.shape[:2],
+        query_tiles,
+        *q.stride(),
+        *k.stride(),
+        *v.stride(),
+        *positions.stride(),
+        inv_freq.stride(0),
+        slot_mapping.stride(0),
+        *kv_cache.stride(),
+        **layout(inv_freq, sections, width),
+        WHOLE=power_of_two(width),
+        BLOCK_T=block_t,
+        BLOCK_H=block_h,
+        BLOCK_K=block_k,
+    )
 
 
 def _check(op: str, positions, inv_freq, sections, token_major, **heads: torch.Tensor) -> None:
@@ -75,7 +234,13 @@ def mrope(
         ValueError: another layout or number of axes, positions of fewer tokens, sections that are not interleaved.
     """
     _check("mrope", positions, inv_freq, sections, token_major, x=x)
-    return rotate_reference(x, axis_major(positions, token_major), inv_freq, pair_axes(sections, inv_freq.shape[0]))
+    where = axis_major(positions, token_major)
+    if not on_triton(x):
+        return rotate_reference(x, where, inv_freq, pair_axes(sections, inv_freq.shape[0]))
+    y = x.new_empty(x.shape)
+    if y.numel():
+        _launch(x, where, inv_freq, sections, y)
+    return y
 
 
 @mrope.register_fake
@@ -112,9 +277,15 @@ def mrope_kv_write_(
     """
     _check("mrope_kv_write_", positions, inv_freq, sections, token_major, q=q, k=k, v=v)
     _check_cache(k, v, slot_mapping, kv_cache)
-    axes, where = pair_axes(sections, inv_freq.shape[0]), axis_major(positions, token_major)
-    kv_write_reference(rotate_reference(k, where, inv_freq, axes), v, slot_mapping, kv_cache)
-    return rotate_reference(q, where, inv_freq, axes)
+    where = axis_major(positions, token_major)
+    if not on_triton(q):
+        axes = pair_axes(sections, inv_freq.shape[0])
+        kv_write_reference(rotate_reference(k, where, inv_freq, axes), v, slot_mapping, kv_cache)
+        return rotate_reference(q, where, inv_freq, axes)
+    y = q.new_empty(q.shape)
+    if y.numel():
+        _launch_write(q, k, v, where, inv_freq, slot_mapping, kv_cache, sections, y)
+    return y
 
 
 @mrope_kv_write_.register_fake

@@ -22,8 +22,21 @@ from collections.abc import Sequence
 import torch
 
 from capwise.ops.contract import Any, Axes, Boundaries, Contract, Last, PerRequest, Rows, Slots, contract
-from capwise.ops.metadata import NULL_PAGE, pages_of, token_requests_reference
-from capwise.ops.rope import axis_major, check_positions, check_sections, pair_axes, rotate_reference
+from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.metadata import NULL_PAGE, page_of, pages_of, place_of, token_requests_reference
+from capwise.ops.rope import (
+    axis_major,
+    axis_of,
+    check_positions,
+    check_sections,
+    layout,
+    pair_axes,
+    power_of_two,
+    rotate_reference,
+    rotated,
+    turned,
+)
+from capwise.ops.search import rounds
 
 NULL_SLOT = 0
 
@@ -48,13 +61,11 @@ def compress_reference(
     state_indices: torch.Tensor,
     block_table: torch.Tensor,
     block_keys: torch.Tensor,
-    axes: Sequence[int],
+    sections: Sequence[int],
     eps: float,
     ratio: int,
 ) -> None:
-    """positions [3, T]; the rest as for `qsa_compress_`."""
-    if not raw_key.shape[0]:
-        return
+    """positions [3, T], T >= 1; the rest as for `qsa_compress_`."""
     row, position, slot, mine, start, _ = _tokens(raw_key, query_start_loc, seq_lens, state_indices, ring)
     token, cap, per_page = torch.arange(raw_key.shape[0], device=raw_key.device), ring.shape[1], block_keys.shape[1]
     total, first = torch.zeros(raw_key.shape, device=raw_key.device), None
@@ -66,6 +77,7 @@ def compress_reference(
             first = torch.where(here, positions[:, source], ring_positions[slot, place].T)
     mean = (total / ratio).to(raw_key.dtype).float()
     scaled = mean * torch.rsqrt(mean.square().mean(-1, keepdim=True) + eps) * (1.0 + norm_weight.float())
+    axes = pair_axes(sections, inv_freq.shape[0])
     key = rotate_reference(scaled.to(raw_key.dtype)[:, None], first, inv_freq, axes)[:, 0]
     page = pages_of(row, position, block_table, per_page * ratio)
     writes = mine & ((position + 1) % ratio == 0) & (page > NULL_PAGE) & (page < block_keys.shape[0])
@@ -82,15 +94,201 @@ def commit_reference(
     seq_lens: torch.Tensor,
     state_indices: torch.Tensor,
 ) -> None:
-    """positions [3, T]; the rest as for `qsa_commit_`."""
-    if not raw_key.shape[0]:
-        return
+    """positions [3, T], T >= 1; the rest as for `qsa_commit_`."""
     _, position, slot, mine, _, end = _tokens(raw_key, query_start_loc, seq_lens, state_indices, ring)
     token, cap = torch.arange(raw_key.shape[0], device=raw_key.device), ring.shape[1]
     writes = mine & (end - token <= cap)
     at = (torch.where(writes, slot, 0), torch.where(writes, position % cap, 0))
     ring.index_put_(at, torch.where(writes[:, None], raw_key.to(ring.dtype), ring[0, 0]))
     ring_positions.index_put_(at, torch.where(writes[:, None], positions.T, ring_positions[0, 0]))
+
+
+@jit
+def _mean_of_members(
+    column, writes, here, token, slot, position, raw_ptr, ring_ptr, cap, width, raw_row, raw_column, ring_slot,
+    ring_place, ring_column,
+    RATIO: tl.constexpr,
+):  # fmt: skip
+    """Some columns [C] of the mean of the members of the blocks that some tokens [N] complete -> float32 [N, C].
+
+    here [N]: how many of the newest members are rows of this chunk, the token itself included.
+    """
+    total = tl.zeros((token.shape[0], column.shape[0]), dtype=tl.float32)
+    inside = writes[:, None] & (column < width)[None, :]
+    for i in tl.static_range(RATIO):
+        back = RATIO - 1 - i
+        new = (back < here)[:, None]
+        raw_at = (token - back)[:, None] * raw_row + column[None, :] * raw_column
+        now = tl.load(raw_ptr + raw_at, mask=inside & new, other=0.0)
+        place = (position - back) % cap
+        ring_at = (slot * ring_slot + place * ring_place)[:, None] + column[None, :] * ring_column
+        before = tl.load(ring_ptr + ring_at, mask=inside & (new == 0), other=0.0)
+        total += tl.where(new, now.to(tl.float32), before.to(raw_ptr.dtype.element_ty).to(tl.float32))
+    return (total / RATIO).to(raw_ptr.dtype.element_ty).to(tl.float32)
+
+
+@jit
+def _normed(mean, scale, column, weight_ptr, weight_stride, width, dtype: tl.constexpr):
+    weight = tl.load(weight_ptr + column * weight_stride, mask=column < width, other=0.0).to(tl.float32)
+    return (mean * scale[:, None] * (1.0 + weight)[None, :]).to(dtype).to(tl.float32)
+
+
+@jit
+def _qsa_compress_kernel(
+    raw_ptr, positions_ptr, ring_ptr, ring_positions_ptr, weight_ptr, inv_freq_ptr, starts_ptr, lens_ptr, slots_ptr,
+    table_ptr, keys_ptr,
+    tokens, requests, slots, cap, table_width, pages, per_page, width, eps, raw_row, raw_column, position_axis,
+    position_token, ring_slot, ring_place, ring_column, ring_positions_slot, ring_positions_place, ring_positions_axis,
+    weight_stride, inv_freq_stride, starts_stride, lens_stride, slots_stride, table_row, table_column, keys_page,
+    keys_place, keys_column,
+    RATIO: tl.constexpr, PAIRS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    REST: tl.constexpr, ROUNDS: tl.constexpr, BLOCK_T: tl.constexpr,
+):
+    token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    request, position, start, _ = place_of(token, starts_ptr, lens_ptr, requests, starts_stride, lens_stride, ROUNDS)
+    slot = tl.load(slots_ptr + request * slots_stride).to(tl.int64)
+    completes = (token < tokens) & (position >= 0) & (position % RATIO == RATIO - 1) & (slot > 0) & (slot < slots)
+    block = position // RATIO
+    page = page_of(request, block, completes, table_ptr, requests, table_width, per_page, table_row, table_column)
+    writes = completes & (page > 0) & (page < pages)
+    if tl.max(writes.to(tl.int32), 0) > 0:
+        dtype: tl.constexpr = raw_ptr.dtype.element_ty
+        here = token - start + 1
+        low = tl.arange(0, BLOCK)
+        high = low + PAIRS
+        # Columns past the pairs of the first part are those of the second: each part has its own end.
+        first = _mean_of_members(
+            low, writes, here, token, slot, position, raw_ptr, ring_ptr, cap, PAIRS, raw_row, raw_column, ring_slot,
+            ring_place, ring_column, RATIO,
+        )  # fmt: skip
+        second = _mean_of_members(
+            high, writes, here, token, slot, position, raw_ptr, ring_ptr, cap, 2 * PAIRS, raw_row, raw_column,
+            ring_slot, ring_place, ring_column, RATIO,
+        )  # fmt: skip
+        square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        keys_at = (page * keys_page + (block % per_page) * keys_place)[:, None]
+        if REST > 0:
+            rest = 2 * PAIRS + tl.arange(0, REST)
+            last = _mean_of_members(
+                rest, writes, here, token, slot, position, raw_ptr, ring_ptr, cap, width, raw_row, raw_column,
+                ring_slot, ring_place, ring_column, RATIO,
+            )  # fmt: skip
+            square += tl.sum(last * last, 1)
+        scale = 1.0 / tl.sqrt(square / width + eps)
+        if REST > 0:
+            kept = _normed(last, scale, rest, weight_ptr, weight_stride, width, dtype)
+            inside = writes[:, None] & (rest < width)[None, :]
+            tl.store(keys_ptr + keys_at + rest[None, :] * keys_column, kept.to(keys_ptr.dtype.element_ty), mask=inside)
+        axis = axis_of(low, HEIGHT, WIDTH)
+        inside = writes[:, None] & (low < PAIRS)[None, :]
+        new = (here >= RATIO)[:, None]
+        at = (token - (RATIO - 1))[:, None] * position_token + axis[None, :] * position_axis
+        now = tl.load(positions_ptr + at, mask=inside & new, other=0).to(tl.int64)
+        at = (slot * ring_positions_slot + (position - (RATIO - 1)) % cap * ring_positions_place)[:, None]
+        at += axis[None, :] * ring_positions_axis
+        before = tl.load(ring_positions_ptr + at, mask=inside & (new == 0), other=0).to(tl.int64)
+        frequency = tl.load(inv_freq_ptr + low * inv_freq_stride, mask=low < PAIRS, other=0.0).to(tl.float32)
+        cos, sin = turned(tl.where(new, now, before).to(tl.float32) * frequency[None, :], dtype)
+        first = _normed(first, scale, low, weight_ptr, weight_stride, PAIRS, dtype)
+        second = _normed(second, scale, high, weight_ptr, weight_stride, 2 * PAIRS, dtype)
+        first, second = rotated(first, second, cos, sin, dtype)
+        keys_type: tl.constexpr = keys_ptr.dtype.element_ty
+        tl.store(keys_ptr + keys_at + low[None, :] * keys_column, first.to(keys_type), mask=inside)
+        tl.store(keys_ptr + keys_at + high[None, :] * keys_column, second.to(keys_type), mask=inside)
+
+
+@jit
+def _qsa_commit_kernel(
+    raw_ptr, positions_ptr, ring_ptr, ring_positions_ptr, starts_ptr, lens_ptr, slots_ptr,
+    tokens, requests, slots, cap, width, raw_row, raw_column, position_axis, position_token, ring_slot, ring_place,
+    ring_column, ring_positions_slot, ring_positions_place, ring_positions_axis, starts_stride, lens_stride,
+    slots_stride,
+    ROUNDS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
+):
+    token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    request, position, _, end = place_of(token, starts_ptr, lens_ptr, requests, starts_stride, lens_stride, ROUNDS)
+    slot = tl.load(slots_ptr + request * slots_stride).to(tl.int64)
+    writes = (token < tokens) & (position >= 0) & (end - token <= cap) & (slot > 0) & (slot < slots)
+    if tl.max(writes.to(tl.int32), 0) > 0:
+        row, place, column = token[:, None], (position % cap)[:, None], tl.arange(0, BLOCK)[None, :]
+        inside = writes[:, None] & (column < width)
+        value = tl.load(raw_ptr + row * raw_row + column * raw_column, mask=inside, other=0.0)
+        at = slot[:, None] * ring_slot + place * ring_place + column * ring_column
+        tl.store(ring_ptr + at, value.to(ring_ptr.dtype.element_ty), mask=inside)
+        axis = tl.arange(0, 4)[None, :].to(tl.int64)
+        inside = writes[:, None] & (axis < 3)
+        where = tl.load(positions_ptr + row * position_token + axis * position_axis, mask=inside, other=0)
+        at = slot[:, None] * ring_positions_slot + place * ring_positions_place + axis * ring_positions_axis
+        tl.store(ring_positions_ptr + at, where.to(ring_positions_ptr.dtype.element_ty), mask=inside)
+
+
+def _launch_compress(
+    raw_key, positions, ring, ring_positions, norm_weight, inv_freq, query_start_loc, seq_lens, state_indices,
+    block_table, block_keys, sections, eps, ratio,
+) -> None:  # fmt: skip
+    tokens, requests = raw_key.shape[0], state_indices.shape[0]
+    block_t = block(tokens, raw_key, gpu=4, cpu=64)
+    _qsa_compress_kernel[(-(-tokens // block_t),)](
+        raw_key,
+        positions,
+        ring,
+        ring_positions,
+        norm_weight,
+        inv_freq,
+        query_start_loc,
+        seq_lens,
+        state_indices,
+        block_table,
+        block_keys,
+        tokens,
+        requests,
+        *ring.shape[:2],
+        block_table.shape[1],
+        *block_keys.shape,
+        eps,
+        *raw_key.stride(),
+        *positions.stride(),
+        *ring.stride(),
+        *ring_positions.stride(),
+        norm_weight.stride(0),
+        inv_freq.stride(0),
+        query_start_loc.stride(0),
+        seq_lens.stride(0),
+        state_indices.stride(0),
+        *block_table.stride(),
+        *block_keys.stride(),
+        RATIO=ratio,
+        **layout(inv_freq, sections, raw_key.shape[1]),
+        ROUNDS=rounds(requests),
+        BLOCK_T=block_t,
+    )
+
+
+def _launch_commit(raw_key, positions, ring, ring_positions, query_start_loc, seq_lens, state_indices) -> None:
+    (tokens, width), requests = raw_key.shape, state_indices.shape[0]
+    block_t = block(tokens, raw_key, gpu=8, cpu=64)
+    _qsa_commit_kernel[(-(-tokens // block_t),)](
+        raw_key,
+        positions,
+        ring,
+        ring_positions,
+        query_start_loc,
+        seq_lens,
+        state_indices,
+        tokens,
+        requests,
+        *ring.shape,
+        *raw_key.stride(),
+        *positions.stride(),
+        *ring.stride(),
+        *ring_positions.stride(),
+        query_start_loc.stride(0),
+        seq_lens.stride(0),
+        state_indices.stride(0),
+        ROUNDS=rounds(requests),
+        BLOCK_T=block_t,
+        BLOCK=power_of_two(width),
+    )
 
 
 def _check_ring(op, raw_key, positions, ring, ring_positions, query_start_loc, seq_lens, state_indices, token_major):
@@ -161,10 +359,13 @@ def qsa_compress_(
     _check_ring(op, raw_key, positions, ring, ring_positions, query_start_loc, seq_lens, state_indices, token_major)
     requests = state_indices.shape[0]
     _check_blocks(raw_key, norm_weight, inv_freq, block_table, block_keys, sections, ratio, ring, requests)
-    axes, where = pair_axes(sections, inv_freq.shape[0]), axis_major(positions, token_major)
-    compress_reference(
+    where = axis_major(positions, token_major)
+    if not raw_key.shape[0]:
+        return
+    run = _launch_compress if on_triton(raw_key) else compress_reference
+    run(
         raw_key, where, ring, ring_positions, norm_weight, inv_freq, query_start_loc, seq_lens, state_indices,
-        block_table, block_keys, axes, eps, ratio,
+        block_table, block_keys, sections, eps, ratio,
     )  # fmt: skip
 
 
@@ -197,7 +398,10 @@ def qsa_commit_(
     op = "qsa_commit_"
     _check_ring(op, raw_key, positions, ring, ring_positions, query_start_loc, seq_lens, state_indices, token_major)
     where = axis_major(positions, token_major)
-    commit_reference(raw_key, where, ring, ring_positions, query_start_loc, seq_lens, state_indices)
+    if not raw_key.shape[0]:
+        return
+    run = _launch_commit if on_triton(raw_key) else commit_reference
+    run(raw_key, where, ring, ring_positions, query_start_loc, seq_lens, state_indices)
 
 
 @qsa_commit_.register_fake

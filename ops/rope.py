@@ -18,6 +18,8 @@ from collections.abc import Sequence
 
 import torch
 
+from capwise.ops.launch import jit, tl
+
 AXES = 3
 
 
@@ -65,3 +67,54 @@ def rotate_reference(
     cos, sin = angle.cos().to(x.dtype)[:, None], angle.sin().to(x.dtype)[:, None]
     first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
+
+
+def power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def layout(inv_freq: torch.Tensor, sections: Sequence[int], width: int) -> dict[str, int]:
+    """How a kernel splits a head: tiles of the two halves of the pairs, and of the columns that are not rotated."""
+    pairs = inv_freq.shape[0]
+    rest = width - 2 * pairs
+    return {
+        "PAIRS": pairs,
+        "HEIGHT": sections[1],
+        "WIDTH": sections[2],
+        "BLOCK": power_of_two(pairs),
+        "REST": power_of_two(rest) if rest else 0,
+    }
+
+
+@jit
+def turns(
+    positions_ptr, inv_freq_ptr, token, mask, axis_stride, token_stride, inv_freq_stride, dtype: tl.constexpr,
+    PAIRS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(cos, sin) of the angles of some tokens, rounded to dtype. token int64 [N], mask [N] -> float32 [N, BLOCK]."""
+    pair = tl.arange(0, BLOCK)
+    at = token[:, None] * token_stride + axis_of(pair, HEIGHT, WIDTH)[None, :] * axis_stride
+    position = tl.load(positions_ptr + at, mask=mask[:, None] & (pair < PAIRS)[None, :], other=0)
+    frequency = tl.load(inv_freq_ptr + pair * inv_freq_stride, mask=pair < PAIRS, other=0.0).to(tl.float32)
+    return turned(position.to(tl.float32) * frequency[None, :], dtype)
+
+
+@jit
+def axis_of(pair, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """axis(i) of the module text, int64."""
+    height, width = (pair % 3 == 1) & (pair < 3 * HEIGHT), (pair % 3 == 2) & (pair < 3 * WIDTH)
+    return height.to(tl.int64) + width.to(tl.int64) * 2
+
+
+@jit
+def turned(angle, dtype: tl.constexpr):
+    """(cos, sin) of angles, rounded to dtype, as float32."""
+    return tl.cos(angle).to(dtype).to(tl.float32), tl.sin(angle).to(dtype).to(tl.float32)
+
+
+@jit
+def rotated(first, second, cos, sin, dtype: tl.constexpr):
+    """The two halves of the pairs after rotation, in dtype. All float32, of shapes that broadcast."""
+    a, b = (first * cos).to(dtype).to(tl.float32), (second * sin).to(dtype).to(tl.float32)
+    c, d = (second * cos).to(dtype).to(tl.float32), (first * sin).to(dtype).to(tl.float32)
+    return (a - b).to(dtype), (c + d).to(dtype)

@@ -15,7 +15,13 @@ from __future__ import annotations
 import torch
 
 from capwise.ops.contract import Any, Axes, Contract, PerRequest, Rows, contract
-from capwise.ops.metadata import NULL_PAGE, pages_of
+from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.metadata import NULL_PAGE, page_of, pages_of
+from capwise.ops.rope import power_of_two
+
+LOG2_E = 1.4426950408889634
+# Up to so many tokens there are too few programs to fill a device: what a token sees is split, always the same way.
+FEW_TOKENS, MANY_SPLITS = 128, 8
 
 
 def sparse_attention_reference(
@@ -43,6 +49,169 @@ def sparse_attention_reference(
     weight = logits.masked_fill(~there[:, None], float("-inf")).softmax(-1)
     out = torch.einsum("ths,tshd->thd", torch.where(there[:, None], weight, 0.0), seen[:, :, 1])
     return torch.where(there.any(1)[:, None, None], out, 0.0).to(q.dtype)
+
+
+@jit
+def _attend(
+    first, end, q, row_at, request, position, visible, chosen, blocks_ptr, cache_ptr, table_ptr, head, requests,
+    table_width, pages, page_size, width, scale, blocks_column, table_row, table_column, cache_page, cache_place,
+    cache_part, cache_head, cache_column,
+    RATIO: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Places first..end-1 of what a query sees: the chosen blocks, then the tail -> (weighted sum, sum, maximum).
+
+    Logits are in units of log 2; the maximum is -inf where nothing is seen.
+    """
+    column = tl.arange(0, BLOCK_D)
+    accumulated = tl.zeros((BLOCK_H, BLOCK_D), dtype=tl.float32)
+    total = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    highest = tl.full((BLOCK_H,), float("-inf"), dtype=tl.float32)
+    for start in range(first, end, BLOCK_N):
+        place = start + tl.arange(0, BLOCK_N)
+        closed = place < chosen * RATIO
+        block_at = row_at + (place // RATIO).to(tl.int64) * blocks_column
+        block = tl.load(blocks_ptr + block_at, mask=(place < end) & closed, other=-1).to(tl.int64)
+        there = tl.where(closed, (block >= 0) & (block < visible), place < end)
+        at = tl.where(closed, block * RATIO + place % RATIO, visible * RATIO + place - chosen * RATIO)
+        page = page_of(request, at, there, table_ptr, requests, table_width, page_size, table_row, table_column)
+        there = there & (page > 0) & (page < pages)
+        seen_at = page * cache_page + at % page_size * cache_place + head * cache_head
+        keys_at = seen_at[None, :] + column[:, None] * cache_column
+        keys = tl.load(cache_ptr + keys_at, mask=there[None, :] & (column < width)[:, None], other=0.0)
+        logits = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * scale
+        logits = tl.where(there[None, :], logits, float("-inf"))
+        above = tl.maximum(highest, tl.max(logits, 1))
+        finite = tl.where(above == float("-inf"), 0.0, above)
+        weight = tl.exp2(logits - finite[:, None])
+        shrink = tl.exp2(highest - finite)
+        values_at = seen_at[:, None] + cache_part + column[None, :] * cache_column
+        values = tl.load(cache_ptr + values_at, mask=there[:, None] & (column < width)[None, :], other=0.0)
+        accumulated = accumulated * shrink[:, None]
+        accumulated += tl.dot(weight.to(q.dtype), values.to(q.dtype), input_precision="ieee")
+        total = total * shrink + tl.sum(weight, 1)
+        highest = above
+    return accumulated, total, highest
+
+
+@jit
+def _sparse_attention_kernel(
+    q_ptr, cache_ptr, blocks_ptr, row_ptr, position_ptr, table_ptr, out_ptr, sums_ptr,
+    requests, heads, group, width, k, table_width, pages, page_size, scale, split_size, q_row, q_head, q_column,
+    cache_page, cache_place, cache_part, cache_head, cache_column, blocks_row, blocks_column, row_stride,
+    position_stride, table_row, table_column,
+    RATIO: tl.constexpr, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One token, the query heads of one key head, and one split of the places that they see.
+
+    With one split, out is the result; else [T, HQ, SPLITS, D] of weighted sums, and sums [T, HQ, SPLITS, 2].
+    """
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    request = tl.load(row_ptr + token * row_stride).to(tl.int64)
+    position = tl.load(position_ptr + token * position_stride).to(tl.int64)
+    known = (request >= 0) & (request < requests) & (position >= 0)
+    position = tl.where(known, position, -1)
+    visible = (position + 1) // RATIO
+    row_at = token * blocks_row
+    rank = tl.arange(0, BLOCK_K)
+    block = tl.load(blocks_ptr + row_at + rank.to(tl.int64) * blocks_column, mask=rank < k, other=-1)
+    chosen = tl.max(tl.where(block >= 0, rank + 1, 0), 0)
+    places = chosen + (position + 1 - visible * RATIO).to(tl.int32) + chosen * (RATIO - 1)
+    first = tl.program_id(2) * split_size
+    end = tl.where(known, tl.minimum(first + split_size, places), 0)
+
+    lane, column = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
+    mine = (lane < group)[:, None] & (column < width)[None, :]
+    query_head = head * group + lane
+    q_at = token * q_row + query_head[:, None] * q_head + column[None, :] * q_column
+    q = tl.load(q_ptr + q_at, mask=mine & known, other=0.0)
+    accumulated, total, highest = _attend(
+        first, end, q, row_at, request, position, visible, chosen, blocks_ptr, cache_ptr, table_ptr, head, requests,
+        table_width, pages, page_size, width, scale, blocks_column, table_row, table_column, cache_page, cache_place,
+        cache_part, cache_head, cache_column, RATIO, BLOCK_H, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    out_at = (token * heads + query_head) * SPLITS + tl.program_id(2)
+    if SPLITS == 1:
+        accumulated = tl.where((total > 0)[:, None], accumulated / tl.where(total > 0, total, 1.0)[:, None], 0.0)
+    else:
+        tl.store(sums_ptr + out_at * 2, total, mask=lane < group)
+        tl.store(sums_ptr + out_at * 2 + 1, highest, mask=lane < group)
+    at = out_at[:, None] * width + column[None, :]
+    tl.store(out_ptr + at, accumulated.to(out_ptr.dtype.element_ty), mask=mine)
+
+
+@jit
+def _join_splits_kernel(
+    parts_ptr, sums_ptr, out_ptr, rows, width, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """One query head of one token: the splits' weighted sums, brought to one maximum."""
+    row = tl.program_id(0).to(tl.int64)
+    split, column = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    at = row * SPLITS + split
+    total = tl.load(sums_ptr + at * 2, mask=split < SPLITS, other=0.0)
+    highest = tl.load(sums_ptr + at * 2 + 1, mask=split < SPLITS, other=float("-inf"))
+    above = tl.max(highest, 0)
+    shrink = tl.exp2(highest - tl.where(above == float("-inf"), 0.0, above))
+    inside = (split < SPLITS)[:, None] & (column < width)[None, :]
+    part = tl.load(parts_ptr + at[:, None] * width + column[None, :], mask=inside, other=0.0)
+    total = tl.sum(total * shrink, 0)
+    whole = tl.sum(part * shrink[:, None], 0) / tl.where(total > 0, total, 1.0)
+    whole = tl.where(total > 0, whole, 0.0).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * width + column, whole, mask=column < width)
+
+
+def _launch(q, kv_cache, blocks, token_to_req, logical_pos, block_table, ratio, scale, out) -> None:
+    tokens, heads, width = q.shape
+    pages, page_size, _, kv_heads, _ = kv_cache.shape
+    k = blocks.shape[1]
+    block_n = max(block(k * ratio, q, gpu=64 // q.element_size(), cpu=256), 16)
+    block_d = max(power_of_two(width), 16)
+    most = k * ratio + ratio - 1
+    splits = MANY_SPLITS if tokens <= FEW_TOKENS else 1
+    split_size = -(-most // (splits * block_n)) * block_n
+    splits = -(-most // split_size)
+    parts, sums = out, out
+    if splits > 1:
+        parts = out.new_empty((tokens, heads, splits, width), dtype=torch.float32)
+        sums = out.new_empty((tokens, heads, splits, 2), dtype=torch.float32)
+    _sparse_attention_kernel[(tokens, kv_heads, splits)](
+        q,
+        kv_cache,
+        blocks,
+        token_to_req,
+        logical_pos,
+        block_table,
+        parts,
+        sums,
+        block_table.shape[0],
+        heads,
+        heads // kv_heads,
+        width,
+        k,
+        block_table.shape[1],
+        pages,
+        page_size,
+        scale * LOG2_E,
+        split_size,
+        *q.stride(),
+        *kv_cache.stride(),
+        *blocks.stride(),
+        token_to_req.stride(0),
+        logical_pos.stride(0),
+        *block_table.stride(),
+        RATIO=ratio,
+        SPLITS=splits,
+        BLOCK_K=power_of_two(k),
+        BLOCK_H=max(power_of_two(heads // kv_heads), 16),
+        BLOCK_N=block_n,
+        BLOCK_D=block_d,
+        num_stages=2,
+    )
+    if splits > 1:
+        block_s = power_of_two(splits)
+        _join_splits_kernel[(tokens * heads,)](
+            parts, sums, out, tokens * heads, width, SPLITS=splits, BLOCK_S=block_s, BLOCK_D=block_d
+        )
 
 
 def _check(q, kv_cache, blocks, token_to_req, logical_pos, block_table, ratio) -> None:
@@ -91,7 +260,12 @@ def sparse_attention(
         ValueError: extents that contradict each other.
     """
     _check(q, kv_cache, blocks, token_to_req, logical_pos, block_table, ratio)
-    return sparse_attention_reference(q, kv_cache, blocks, token_to_req, logical_pos, block_table, ratio, scale)
+    if not on_triton(q):
+        return sparse_attention_reference(q, kv_cache, blocks, token_to_req, logical_pos, block_table, ratio, scale)
+    out = q.new_empty(q.shape)
+    if out.numel():
+        _launch(q, kv_cache, blocks, token_to_req, logical_pos, block_table, ratio, scale, out)
+    return out
 
 
 @sparse_attention.register_fake
