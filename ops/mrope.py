@@ -87,8 +87,8 @@ def _rotate_tile(
 def _mrope_kernel(
     x_ptr, positions_ptr, inv_freq_ptr, y_ptr,
     tokens, heads, width, x_row, x_head, x_column, position_axis, position_token, inv_freq_stride,
-    PAIRS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    PAIRS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
 ):
     token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)).to(tl.int64)
@@ -104,8 +104,8 @@ def _mrope_kv_write_kernel(
     tokens, heads, kv_heads, width, pages, page_size, query_tiles, q_row, q_head, q_column, k_row, k_head, k_column,
     v_row, v_head, v_column, position_axis, position_token, inv_freq_stride, slots_stride, cache_page, cache_place,
     cache_part, cache_head, cache_column,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, WHOLE: tl.constexpr,
     PAIRS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
     """The first query_tiles programs of a token tile rotate queries; the others rotate keys and copy values."""
     token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)

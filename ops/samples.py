@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ Call = dict[str, Any]
 
 @dataclass(frozen=True)
 class Attention:
-    """Sizes of an attention layer and its pages. table: pages a request. cap: raw keys that a ring slot holds."""
+    """Sizes of an attention layer and its pages, at least. table: pages a request. cap: raw keys in a ring slot."""
 
     query_heads: int = 24
     heads: int = 2
@@ -31,6 +31,11 @@ class Attention:
     table: int = 128
     pages: int = 64 * 128 + 1
     cap: int = 8
+
+    def fitting(self, lengths: Sequence[int]) -> Attention:
+        """With tables and pages that hold requests of these chunks, each in pages of its own."""
+        table = max([self.table, *(-(-n // self.page) for n in lengths)])
+        return replace(self, table=table, pages=max(self.pages, len(lengths) * table + 1))
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Sizes:
 
 
 SMALL = Sizes(
-    24, 2, 2, 3, 6, 40, 4, 3, 16, (3, 7), torch.float32, True, Attention(4, 2, 12, 3, 11, (2, 2, 1), 2, 3, 4, 4, 33, 4),
+    24, 2, 2, 3, 6, 40, 4, 3, 16, (3, 7), torch.float32, True, Attention(4, 2, 12, 3, 11, (2, 2, 1), 2, 3, 4, 5, 31, 4),
     key_heads=2, value_heads=4, key_width=5, value_width=7, chunk=16, experts=6, top_k=2, inner=12,
 )  # fmt: skip
 
@@ -269,7 +274,7 @@ def _align_copy(lengths: Sequence[int], draw: Draw) -> Call:
 
 def _metadata(lengths: Sequence[int], draw: Draw) -> Call:
     """Requests with some tokens done before, each with pages of its own."""
-    sizes, requests = draw.sizes.attention, len(lengths)
+    sizes, requests = draw.sizes.attention.fitting(lengths), len(lengths)
     done = torch.tensor([int(draw.integers(0, sizes.table * sizes.page - n + 1, 1)) for n in lengths])
     pages = torch.randperm(sizes.pages - 1, generator=draw.generator)[: requests * sizes.table] + 1
     return {
@@ -311,14 +316,14 @@ def _mrope(lengths: Sequence[int], draw: Draw) -> Call:
     return {"x": draw.floats(sum(lengths), sizes.index_heads, sizes.index_width), **_rope(lengths, draw)}
 
 
-def _kv_cache(draw: Draw) -> torch.Tensor:
-    sizes = draw.sizes.attention
+def _kv_cache(lengths: Sequence[int], draw: Draw) -> torch.Tensor:
+    sizes = draw.sizes.attention.fitting(lengths)
     return draw.floats(sizes.pages, sizes.page, 2, sizes.heads, sizes.width)
 
 
 def _mrope_kv_write(lengths: Sequence[int], draw: Draw) -> Call:
     """q is the first half of a projection's heads, as with a gate beside it; every fifth token has no slot."""
-    sizes, tokens = draw.sizes.attention, sum(lengths)
+    sizes, tokens = draw.sizes.attention.fitting(lengths), sum(lengths)
     slots = torch.randperm((sizes.pages - 1) * sizes.page, generator=draw.generator)[:tokens] + sizes.page
     slots[4::5] = -1
     return {
@@ -327,7 +332,7 @@ def _mrope_kv_write(lengths: Sequence[int], draw: Draw) -> Call:
         "v": draw.floats(tokens, sizes.heads, sizes.width),
         **_rope(lengths, draw),
         "slot_mapping": slots,
-        "kv_cache": _kv_cache(draw),
+        "kv_cache": _kv_cache(lengths, draw),
     }
 
 
@@ -343,8 +348,8 @@ def _qsa_commit(lengths: Sequence[int], draw: Draw) -> Call:
     }
 
 
-def _block_keys(draw: Draw) -> torch.Tensor:
-    sizes = draw.sizes.attention
+def _block_keys(lengths: Sequence[int], draw: Draw) -> torch.Tensor:
+    sizes = draw.sizes.attention.fitting(lengths)
     return draw.floats(sizes.pages, sizes.page // sizes.ratio, sizes.index_width)
 
 
@@ -354,7 +359,7 @@ def _qsa_compress(lengths: Sequence[int], draw: Draw) -> Call:
         **_but(_rope(lengths, draw), "positions"),
         "norm_weight": draw.floats(draw.sizes.attention.index_width),
         **_metadata(lengths, draw),
-        "block_keys": _block_keys(draw),
+        "block_keys": _block_keys(lengths, draw),
         "eps": 1e-6,
         "ratio": draw.sizes.attention.ratio,
     }
@@ -363,12 +368,12 @@ def _qsa_compress(lengths: Sequence[int], draw: Draw) -> Call:
 def _qsa_scores(lengths: Sequence[int], draw: Draw) -> Call:
     sizes = draw.sizes.attention
     iq = draw.floats(sum(lengths), sizes.index_heads, sizes.index_width)
-    return {"iq": iq, "block_keys": _block_keys(draw), **_tokens(lengths, draw), "ratio": sizes.ratio}
+    return {"iq": iq, "block_keys": _block_keys(lengths, draw), **_tokens(lengths, draw), "ratio": sizes.ratio}
 
 
 def _top_blocks(lengths: Sequence[int], draw: Draw) -> Call:
     """Whole numbers, many of them equal, and columns that are not visible."""
-    sizes, tokens = draw.sizes.attention, sum(lengths)
+    sizes, tokens = draw.sizes.attention.fitting(lengths), sum(lengths)
     width = sizes.table * sizes.page // sizes.ratio
     scores = draw.integers(-3, 4, tokens, width).float()
     return {
@@ -379,12 +384,12 @@ def _top_blocks(lengths: Sequence[int], draw: Draw) -> Call:
 
 
 def _sparse_attention(lengths: Sequence[int], draw: Draw) -> Call:
-    sizes, tokens = draw.sizes.attention, _tokens(lengths, draw)
+    sizes, tokens = draw.sizes.attention.fitting(lengths), _tokens(lengths, draw)
     width = sizes.table * sizes.page // sizes.ratio
     scores = torch.rand(sum(lengths), width, generator=draw.generator)
     return {
         "q": draw.floats(sum(lengths), sizes.query_heads, sizes.width),
-        "kv_cache": _kv_cache(draw),
+        "kv_cache": _kv_cache(lengths, draw),
         "blocks": top_blocks_reference(scores, sizes.chosen, (tokens["logical_pos"] + 1) // sizes.ratio),
         **tokens,
         "ratio": sizes.ratio,

@@ -109,6 +109,16 @@ def test_the_grids_of_the_shipped_kernels():
         "_short_conv_state_kernel": ("R", "1"),
         "_align_shift_kernel": ("cdiv(48, BLOCK_C)",),
         "_align_copy_kernel": ("1",),
+        "_token_requests_kernel": ("1",),
+        "_slot_mapping_kernel": ("1",),
+        "_mrope_kernel": ("cdiv(T, BLOCK_T)", "1"),
+        "_mrope_kv_write_kernel": ("cdiv(T, BLOCK_T)", "2"),
+        "_qsa_compress_kernel": ("cdiv(T, BLOCK_T)",),
+        "_qsa_commit_kernel": ("cdiv(T, BLOCK_T)",),
+        "_qsa_scores_kernel": ("cdiv(T, STEP)", "1"),
+        "_top_blocks_kernel": ("T",),
+        "_sparse_attention_kernel": ("T", "2", "1"),
+        "_logits_rows_kernel": ("4 * R", "1"),
     }
 
 
