@@ -25,7 +25,7 @@ from capwise.runtime.emulated import DeviceFault, as_argument, compiled, emulate
 
 LENGTHS = (3, 0, 5, 1, 0, 4)
 FEW = (3, 0, 2)
-LONG_PROGRAMS = ("sparse_attention", "mrope_kv_write_", "top_blocks", "qsa_compress_")
+LONG = ("sparse_attention", "mrope_kv_write_", "top_blocks", "qsa_compress_")  # few tokens, a schedule a mode
 SCHEDULES = ("lockstep", "serial")
 MODES = ("plain", "specialised")
 BOTH = pytest.mark.parametrize("gfx", ("gfx942", "gfx1201"))
@@ -37,7 +37,7 @@ def overload(name: str) -> torch._ops.OpOverload:
 
 
 def lengths_of(name: str) -> tuple[int, ...]:
-    return FEW if name in LONG_PROGRAMS else LENGTHS
+    return FEW if name in LONG else LENGTHS
 
 
 def padded(name: str, junk, seed: int) -> dict:
@@ -97,11 +97,15 @@ def _clone(state: torch.Tensor) -> torch.Tensor:
 
 
 def check(name: str, call: dict, gfx: str, sched: str, specialise: bool) -> None:
+    ran = []
+
     def run(launch: Recorded) -> None:
+        ran.append(launch.name)
         run_launch(launch.kernel, launch.grid, dict(launch.bound), gfx=gfx, sched=sched, seed=1, specialise=specialise)
 
     for right, got in zip(results(name, call), results(name, call, run), strict=True):
         torch.testing.assert_close(got, right, rtol=2e-6, atol=2e-6, equal_nan=True)
+    assert ran
 
 
 @BOTH
@@ -111,7 +115,7 @@ def test_a_kernel_computes_what_its_reference_does(name, gfx, mode, junk, stride
     call = padded(name, junk, 3)
     if mode == "plain":
         call = views(name, call, strided, 5)
-    for sched in SCHEDULES:
+    for sched in SCHEDULES if name not in LONG else SCHEDULES[mode == "plain" :][:1]:
         check(name, call, gfx, sched, specialise=mode == "specialised")
 
 
@@ -135,11 +139,34 @@ def test_norms_over_rows_that_several_wavefronts_hold(gfx, sched):
         torch.testing.assert_close(got, right, rtol=5e-6, atol=5e-6)
 
 
+# Tables and choices so long that what a token sees is split.
+SPLIT = replace(SMALL, attention=replace(SMALL.attention, chosen=20, table=12, pages=13))
+
+
+@BOTH
+@pytest.mark.parametrize("sched", SCHEDULES)
+def test_what_a_token_sees_in_parts_is_joined(gfx, sched):
+    call = sample("sparse_attention", (1,), SPLIT, 0)
+    assert int(call["logical_pos"]) > 40
+    parts = []
+
+    def run(launch: Recorded) -> None:
+        parts.append(launch.grid[-1])
+        run_launch(launch.kernel, launch.grid, dict(launch.bound), gfx=gfx, sched=sched, seed=2)
+
+    out = torch.ops.capwise.sparse_attention(**call)
+    made = []
+    for launch in launches_of(lambda: made.append(torch.ops.capwise.sparse_attention(**call)), {}):
+        run(launch)
+    torch.testing.assert_close(made[0], out, rtol=2e-6, atol=2e-6)
+    assert parts == [3, 4]
+
+
 def test_every_kernel_is_launched_by_some_sample():
     modules = [getattr(capwise.ops, m) for m in capwise.ops.__all__]
     there = {n for m in modules for n, v in vars(m).items() if n.endswith("_kernel") and hasattr(v, "arg_names")}
-    launched = {launch.name for op in CALLS for launch in op_launches(op, LENGTHS, SMALL)}
-    assert launched == there and len(there) == 10
+    launched = {launch.name for op in CALLS for sizes in (SMALL, SPLIT) for launch in op_launches(op, LENGTHS, sizes)}
+    assert launched == there and len(there) > 20
 
 
 # ------------------------------------------------------------------------------------------------ far from the base
