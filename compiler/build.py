@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ def build(
     name: str,
     strided: frozenset[str],
     keep_texts: bool = False,
+    earlier: Sequence[Program] = (),
 ) -> Program:
-    """The compiler: one traced graph in, one Program out; with the graph's text after every pass where asked for."""
+    """The compiler: one traced graph in, one Program out; with the graph's text after every pass where asked for.
+    `earlier` are programs of the same model: they share its state."""
     if options.repair == "none":
         drop_dead_calls(traced)
     symbols = set(traced.symbols)
@@ -35,6 +37,8 @@ def build(
     capacity = {**capacity, **extents_of(symbols, capacity)}
     space = Space(traced.names, padded, capacity)
     state = Compilation(traced, options, space, outside, dict(capacity), strided)
+    state.whole = {owner: node for program in earlier for owner, node in program.whole.items()}
+    state.taken = frozenset(owner for program in earlier for owner, _, _ in program.scratch)
     run(state, pipeline(), keep_texts or options.dump is not None)
     return _program(state, name)
 
@@ -71,6 +75,7 @@ def _program(state: Compilation, name: str) -> Program:
         report,
         state.texts,
         state.traced.graph,
+        state.whole,
     )
     report.programs.append(program.text())
     return program

@@ -24,7 +24,9 @@ class Compilation:
     """Everything between the trace and the Program.
 
     exact: symbols whose captured extent is the live one (all but the first of a key). capacity: captured extent of
-    symbols outside the key. strided: staged inputs that some batch brought with a stride.
+    symbols outside the key. strided: staged inputs that some batch brought with a stride. whole: states that this graph,
+    or an earlier one of the model, reads to the last row, and the node that does. taken: states of which an earlier
+    graph's padded rows write a row.
     """
 
     traced: Traced
@@ -38,6 +40,8 @@ class Compilation:
     trial: list[Hazard] = field(default_factory=list)
     staged_fills: dict[str, Value] = field(default_factory=dict)
     scratch: list[tuple[str, int, int]] = field(default_factory=list)
+    whole: dict[str, str] = field(default_factory=dict)
+    taken: frozenset[str] = frozenset()
     eager: dict[fx.Node, str] = field(default_factory=dict)
     live: dict[str, fx.Node] = field(default_factory=dict)
     fills: int = 0

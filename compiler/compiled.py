@@ -248,7 +248,8 @@ class CompiledModel:
         for i, key in enumerate(admission.keys):
             traced = to_aten(gm, admission.specs, strict=unbacked)
             name = f"{type(self.model).__name__}.{len(self._all)}.{i}"
-            programs.append(build(traced, self.options, key, admission.capacity, name, strided, self.keep_texts))
+            earlier = [*self.programs, *programs]
+            programs.append(build(traced, self.options, key, admission.capacity, name, strided, self.keep_texts, earlier))
         for program in programs:
             self.report.merge(program.report)
             if self.options.dump is not None:

@@ -73,6 +73,7 @@ class Program:
     report: Report
     texts: dict[str, str] = field(default_factory=dict)
     module: fx.GraphModule | None = None
+    whole: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pieces(self) -> list[Step]:

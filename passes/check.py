@@ -10,7 +10,8 @@ from capwise.facts import facts, val
 from capwise.ops.contract import Frozen
 from capwise.report import Diagnostic
 from capwise.trace import span_of
-from capwise.transfer.flow import Hazard
+from capwise.transfer.carried import possible_readers
+from capwise.transfer.flow import Flow, Hazard
 from capwise.transfer.inputs import analyse
 from capwise.transfer.strides import is_satisfied, needs
 
@@ -38,6 +39,7 @@ class Check(CompilerPass):
                     state.eager[hazard.node] = "CW901"
                     self._report(hazard, "seam")
         state.scratch = sorted(set(flow.scratch))
+        self._carried(flow, graph)
         state.eager = {n: facts(n).why_eager for n in graph.nodes if facts(n).eager}
         self._strides(graph)
         return False
@@ -45,6 +47,23 @@ class Check(CompilerPass):
     def _is_left(self, hazard: Hazard) -> bool:
         answered = hazard.chosen is not None and hazard.chosen.kind in ("allow", "capacity")
         return not answered and hazard.node not in self.state.eager
+
+    def _carried(self, flow: Flow, graph: fx.Graph) -> None:
+        """A row that an earlier program of the model gave to padded rows must not be read here: its repair is made."""
+        found = possible_readers(flow, graph)
+        by_name = {node.name: node for node in graph.nodes}
+        for owner in sorted(self.state.taken & set(found)):
+            node = by_name[found[owner]]
+            message = f"padded rows of an earlier program reach live rows through {owner!r}"
+            label = "reads a row that the program of another signature took for its null row"
+            help_ = ("call the model with this signature first, or read the rows of slots only",)
+            self.state.report.add(
+                Diagnostic(
+                    "CW202", "refuted", node.name, message, label=label, span=span_of(node), help=help_,
+                    op=str(node.target),
+                )
+            )  # fmt: skip
+        self.state.whole = {**found, **self.state.whole}
 
     def _strides(self, graph: fx.Graph) -> None:
         """A seam would not help a consumer that reads the wrong elements."""

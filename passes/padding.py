@@ -62,9 +62,9 @@ class Padding(CompilerPass):
         spec = self.state.traced.specs[name]
         if spec.fill is not None:
             return spec.fill
-        if spec.null is not None:
-            return spec.null
         direct = [v for v in values if v is not None]
+        if spec.null is not None and not (direct and all(v == LAST for v in direct)):
+            return spec.null
         if direct:
             return direct[0]
         node = next(n for n, a in self.state.traced.arrivals.items() if a.kind == "input" and a.name == name)

@@ -297,12 +297,16 @@ def _literal(arg: Any) -> int | None:
 def _where_facts(node: fx.Node) -> dict[str, Any]:
     lows = [fact(a).low if has_fact(a) else _literal(a) for a in node.args[1:]]  # type: ignore[arg-type]
     known: dict[str, Any] = {"low": None if None in lows else min(v for v in lows if v is not None)}
-    condition, other = node.args[0], node.args[2]
-    if has_fact(condition) and has_fact(other):
-        tails = [t for t in fact(condition).tails if t.kind != "live"]  # type: ignore[arg-type]
-        if tails and all(t.is_value(False) for t in tails):
-            known["keeps"] = other
+    if has_fact(node.args[2]) and takes_tail_only(node):
+        known["keeps"] = node.args[2]
     return known
+
+
+def takes_tail_only(node: fx.Node) -> bool:
+    """Whether a `where` takes its last operand on tail rows."""
+    condition = node.args[0]
+    tails = [t for t in fact(condition).tails if t.kind != "live"] if has_fact(condition) else []  # type: ignore[arg-type]
+    return bool(tails) and all(t.is_value(False) for t in tails)
 
 
 def _arithmetic_facts(flow: Flow, node: fx.Node, name: str) -> dict[str, Any]:

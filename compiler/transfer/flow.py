@@ -90,6 +90,8 @@ class Flow:
     staged_fills: what the arena writes into the tails of staged inputs, by argument name. eager: nodes that were made
     seams before this run.
     padded: symbols whose captured extent may exceed the live one. outside: symbols that no key carries.
+    scratch: (state, dimension, row) that padded rows write; prospective: those that a chosen fill will make so. whole:
+    states of which every row is read, and by which node: they can have no such row.
     """
 
     traced: Traced
@@ -101,6 +103,8 @@ class Flow:
     hazards: list[Hazard] = field(default_factory=list)
     groups: dict[int, list[fx.Node]] = field(default_factory=dict)
     scratch: list[tuple[str, int, int]] = field(default_factory=list)
+    prospective: list[tuple[str, int, int]] = field(default_factory=list)
+    whole: Mapping[str, str] = field(default_factory=dict)
     last_write: dict[int, fx.Node] = field(default_factory=dict)
     keepers: dict[int, list[fx.Node]] = field(default_factory=dict)
 

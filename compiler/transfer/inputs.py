@@ -11,6 +11,7 @@ from capwise.compilation import Compilation
 from capwise.facts import LIVE, PADDED, Fact, Origin, Tail, facts, filled, is_tensor, storage_of, val
 from capwise.labels import Spec
 from capwise.program import written_arguments
+from capwise.transfer.carried import readers
 from capwise.transfer.drive import drive
 from capwise.transfer.flow import LAST, Flow, Value
 from capwise.transfer.seams import unsliceable
@@ -18,20 +19,25 @@ from capwise.transfer.seams import unsliceable
 
 def analyse(state: Compilation, fills: Mapping[str, Value], eager: Mapping[fx.Node, str]) -> Flow:
     """Facts of every node, given what the arena fills and which nodes run eagerly. Earlier row facts are replaced.
-    Where a seam wants what only exists at live extents, that is made eagerly too, and all facts are derived again."""
+
+    A least fixed point: where a seam wants what only exists at live extents, that is made eagerly too, and where a state
+    is read as padded rows of an earlier step left it, they must leave it as it was; then all facts are derived again.
+    """
     known = dict(eager)
+    whole = dict(state.whole)
     while True:
         for node in state.graph.nodes:
             record = facts(node)
             record.value, record.eager, record.why_eager = None, False, ""
-        flow = Flow(state.traced, state.space, state.options.repair, state.outside, dict(fills), known)
+        flow = Flow(state.traced, state.space, state.options.repair, state.outside, dict(fills), known, whole=whole)
         flow.last_write = last_writes(state.graph)
         set_inputs(state, fills, flow)
         drive(flow, state.graph)
         grown = {node: "" for node in unsliceable(state.space, state.graph)}
-        if not grown or flow.repair == "none":
+        read = {owner: node for owner, node in readers(flow, state.graph).items() if owner not in whole}
+        if not grown and not read or flow.repair == "none":
             return flow
-        known = {**known, **grown}
+        known, whole = {**known, **grown}, {**whole, **read}
 
 
 def last_writes(graph: fx.Graph) -> dict[int, fx.Node]:

@@ -60,13 +60,14 @@ def _unproved(flow: Flow, node: fx.Node, write: Unproved) -> None:
     slot = _argument(node, write.slot) if write.slot is not None else None
     spec = flow.spec(flow.root(slot) or "") if slot is not None else None
     label, notes = "; ".join(write.path[:2]), ("nothing keeps padded programs from this write",)
-    if slot is None or spec is None or spec.null is None:
+    if slot is None or spec is None or spec.null is None or flow.owner(target) in flow.whole:
         flow.report(Hazard(code, node, f"padded rows write {what}", label, (SEAM,), slot or target, notes=notes))
         return
     for dim in flow.padded_dims(fact(slot)):
         if fact(slot).tails[dim].is_value(spec.null):
             flow.scratch.append((flow.owner(target), 0, spec.null))
             continue
+        flow.prospective.append((flow.owner(target), 0, spec.null))
         flow.want(
             node, slot, dim, spec.null, code=code, message=f"padded rows write {what}", label=label, notes=notes,
             name="null slot fill",

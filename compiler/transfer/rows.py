@@ -254,14 +254,19 @@ def _neutral_write(
     extents = [val(target).shape[dims[i]] for i, _ in places]
     if _already(flow, places, source_place, add, not _accumulates(node, row), extents):
         return
-    remedies = _write_remedies(flow, node, row, places, source_place, add, extents)
-    _report_write(flow, node, target, owned, places, remedies)
+    remedies = _write_remedies(flow, node, target, row, places, source_place, add, extents)
+    chosen = _report_write(flow, node, target, owned, places, remedies)
+    if chosen is not None and chosen.label == "null slot fill":
+        fix = chosen.fixes[0]
+        flow.prospective.append((flow.owner(target), dims[fix.arg], fix.value))
 
 
 def _null_filled(
     flow: Flow, target: fx.Node, indices: Sequence[tuple[int, fx.Node]], places: Sequence[tuple[fx.Node, Any]]
 ) -> bool:
-    """A tail that points at a row which the user gave away as scratch."""
+    """A tail that points at a row which the user gave away as scratch, and which nobody reads."""
+    if flow.owner(target) in flow.whole:
+        return False
     for index, mine in places:
         spec = flow.spec(flow.root(index) or "")
         if spec is not None and spec.null is not None and fact(index).tails[mine].is_value(spec.null):
@@ -316,11 +321,11 @@ def _accumulates(node: fx.Node, row: aten.Row) -> bool:
 
 
 def _write_remedies(
-    flow: Flow, node: fx.Node, row: aten.Row, places: Sequence[tuple[fx.Node, Any]],
+    flow: Flow, node: fx.Node, target: fx.Node, row: aten.Row, places: Sequence[tuple[fx.Node, Any]],
     source: tuple[fx.Node, int | None] | None, add: bool, extents: Sequence[object],
 ) -> list[Remedy]:  # fmt: skip
     remedies: list[Remedy] = []
-    for index, mine in places:
+    for index, mine in places if flow.owner(target) not in flow.whole else ():
         spec = flow.spec(flow.root(index) or "")
         if spec is not None and spec.null is not None and spec.name not in flow.staged_fills:
             remedies.append(Remedy("fill", "null slot fill", (Fix(index, mine, spec.null),)))
@@ -342,14 +347,16 @@ def _write_remedies(
 def _report_write(
     flow: Flow, node: fx.Node, target: fx.Node, owned: bool, places: Sequence[tuple[fx.Node, Any]],
     remedies: Sequence[Remedy],
-) -> None:  # fmt: skip
+) -> Remedy | None:  # fmt: skip
     index, mine = places[0]
     symbols = ", ".join(sorted(flow.space.symbols(fact(index).axes[mine]) & flow.space.padded))
     if owned:
         message = f"padded rows write persistent state {flow.owner(target)!r}"
     else:
         message = "padded rows write into live rows"
-    flow.report(
+    reader = flow.whole.get(flow.owner(target)) if owned else None
+    kept = (f"no row of {flow.owner(target)!r} can be scratch: {reader} reads all of it",) if reader else ()
+    return flow.report(
         Hazard(
             "CW204" if owned else "CW202",
             node,
@@ -358,7 +365,7 @@ def _report_write(
             (*remedies, SEAM),
             index,
             symbols,
-            (f"{index.name} is {fact(index)}",),
+            (f"{index.name} is {fact(index)}", *kept),
         )
     )
 

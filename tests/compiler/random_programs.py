@@ -216,7 +216,7 @@ def program(rng: random.Random, is_local: bool | None = None, size: int = 8) -> 
     is_local = rng.random() < 0.25 if is_local is None else is_local
     null = rng.random() < 0.3
     weights = {"local": 4, "prefix": 2} if is_local else WEIGHTS
-    groups = [g for g in weights if not (null and g == "whole")]
+    groups = list(weights)
     maker = _Maker(rng, [row for g in groups if g != "sync" for row in ROWS[g]])
     for _ in range(rng.randint(1, size)):
         (group,) = rng.choices(groups, [weights[g] for g in groups])
