@@ -24,9 +24,9 @@ class Compilation:
     """Everything between the trace and the Program.
 
     exact: symbols whose captured extent is the live one (all but the first of a key). capacity: captured extent of
-    symbols outside the key. strided: staged inputs that some batch brought with a stride. whole: states that this graph,
-    or an earlier one of the model, reads to the last row, and the node that does. taken: states of which an earlier
-    graph's padded rows write a row.
+    symbols outside the key. strided: staged inputs that some batch brought with a stride. whole: states that this
+    graph, or an earlier one of the model, reads to the last row, and the node that does. taken: states of which an
+    earlier graph's padded rows write a row.
     """
 
     traced: Traced

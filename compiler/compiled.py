@@ -244,12 +244,13 @@ class CompiledModel:
         unbacked = False not in self._compiled
         admission = self.admission
         strided = frozenset(admission.strided)
-        programs = []
+        programs: list[Program] = []
         for i, key in enumerate(admission.keys):
             traced = to_aten(gm, admission.specs, strict=unbacked)
             name = f"{type(self.model).__name__}.{len(self._all)}.{i}"
             earlier = [*self.programs, *programs]
-            programs.append(build(traced, self.options, key, admission.capacity, name, strided, self.keep_texts, earlier))
+            texts, capacity = self.keep_texts, admission.capacity
+            programs.append(build(traced, self.options, key, capacity, name, strided, texts, earlier))
         for program in programs:
             self.report.merge(program.report)
             if self.options.dump is not None:

@@ -20,8 +20,9 @@ from capwise.transfer.seams import unsliceable
 def analyse(state: Compilation, fills: Mapping[str, Value], eager: Mapping[fx.Node, str]) -> Flow:
     """Facts of every node, given what the arena fills and which nodes run eagerly. Earlier row facts are replaced.
 
-    A least fixed point: where a seam wants what only exists at live extents, that is made eagerly too, and where a state
-    is read as padded rows of an earlier step left it, they must leave it as it was; then all facts are derived again.
+    A least fixed point: where a seam wants what only exists at live extents, that is made eagerly too, and where a
+    state is read as padded rows of an earlier step left it, they must leave it as it was; then all facts are derived
+    again.
     """
     known = dict(eager)
     whole = dict(state.whole)
