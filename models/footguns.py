@@ -110,6 +110,19 @@ def _(x):
     return torch.empty_like(x)
 
 
+class OneScaleForAllRows(nn.Module):
+    """An 8-bit linear layer whose activations share one scale; `capwise::w8a8_linear` has one a row."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", (torch.arange(2.0 * WIDTH).view(2, WIDTH) - 3) * 11)
+
+    def forward(self, x):
+        scale = x.abs().amax() / 127
+        steps = torch.round(x / scale).clamp(-127, 127)
+        return (steps @ self.weight.t()) * scale
+
+
 def _rows(tokens: int) -> torch.Tensor:
     return torch.arange(1, tokens * WIDTH + 1, dtype=torch.float32).view(tokens, WIDTH) / 8
 
@@ -159,6 +172,11 @@ FOOTGUNS: dict[str, Footgun] = {
         "CW202", "padded rows enter the mean", _case("mean over tokens", MeanOverTokens)
     ),
     "last token": Footgun("CW202", "the last row of a bucket is a padded one", _case("last token", LastToken)),
+    "one scale for all rows": Footgun(
+        "CW202",
+        "the largest value of a padded row sets the scale of every live one",
+        _case("one scale for all rows", OneScaleForAllRows),
+    ),
     "flip": Footgun("CW202", "the padded rows come first", _case("flip", Flipped)),
     "times the number of tokens": Footgun(
         "CW102", "the number of the bucket is frozen", _case("times the number of tokens", TimesTokens)

@@ -139,3 +139,87 @@ def test_contradicting_extents_are_refused(raises):
         ple_short_conv(x, weight, state, *request, 3)
     with raises("got (2,), (2,), (1,)"):
         ple_short_conv_state_(x, state, request[0], torch.tensor([1, 1]), request[2], 8)
+
+
+# ---------------------------------------------------------------------------------------------------------- verify rows
+def _verified(lengths, accepted, drafts, dilation, run):
+    """One request from empty: chunks, each with how many of its tokens stay; None for one that is no verify chunk.
+
+    Returns the outputs of the tokens that stayed, and the tokens."""
+    length, x = 3 * dilation, torch.randn(sum(lengths), CHANNELS)
+    weight, state = torch.randn(CHANNELS, 4), torch.full((3, CHANNELS, length + drafts), float("nan"))
+    slot, stayed, outputs, done, last = torch.tensor([2], dtype=torch.int32), [], [], 0, 1
+    for n, keep in zip(lengths, accepted):
+        chunk = x[done : done + n]
+        request = torch.tensor([0, n]), slot, torch.tensor([done > 0])
+        verify = torch.tensor([last], dtype=torch.int32), torch.tensor([keep is not None])
+        y = run(ple_short_conv, chunk, weight, state, *request, dilation, *verify)
+        run(ple_short_conv_state_, chunk, state, *request, length, *verify)
+        last = n if keep is None else keep
+        outputs.append(y[:last])
+        stayed.append(chunk[:last])
+        done, last = done + n, 1 if keep is None else keep
+    return torch.cat(outputs), torch.cat(stayed), weight, state
+
+
+@settings(max_examples=12, deadline=None, database=None)
+@given(seed=st.integers(0, 10_000), dilation=st.sampled_from((1, 3)), kernel=st.booleans())
+def test_rejected_drafts_leave_no_trace(seed, dilation, kernel):
+    """A prefill, then verify chunks of 1 to 1+S tokens of which any number stays: as if the rest had never been."""
+    rng, drafts = random.Random(seed), 3
+    torch.manual_seed(seed)
+    lengths = [rng.randint(1, 12)] + [rng.randint(1, 1 + drafts) for _ in range(5)]
+    accepted = [None] + [rng.randint(1, n) for n in lengths[1:]]
+
+    def run(op, *args):
+        with compat.interpreted() if kernel else torch.no_grad():
+            return op(*args)
+
+    got, tokens, weight, state = _verified(lengths, accepted, drafts, dilation, run)
+    whole = torch.tensor([0, len(tokens)]), torch.tensor([1]), torch.tensor([False])
+    want = ple_short_conv(tokens, weight, torch.zeros(2, CHANNELS, 3 * dilation), *whole, dilation)
+    assert torch.allclose(got, want, atol=1e-5)
+    assert bool(state[:2].isnan().all())
+
+
+def test_what_a_verify_chunk_leaves_in_its_slot():
+    """history[1:] ++ chunk, in L - 1 + n columns; the columns after those stay."""
+    x, state = torch.arange(2.0)[:, None] + 100, torch.arange(12.0).view(2, 1, 6).clone()
+    request = torch.tensor([0, 2]), torch.tensor([1]), torch.tensor([True])
+    for context in (compat.interpreted(), torch.no_grad()):
+        with context:
+            after = state.clone()
+            ple_short_conv_state_(x, after, *request, 3, torch.tensor([3]), torch.tensor([True]))
+            assert after[1, 0].tolist() == [9, 10, 100, 101, 10, 11] and torch.equal(after[0], state[0])
+
+
+@settings(max_examples=12, deadline=None, database=None)
+@given(seed=st.integers(0, 10_000))
+def test_kernels_equal_reference_in_mixed_steps(seed, step, strided):
+    """Some requests verify, any accepted count, out-of-range ones too, and strides; both kernels."""
+    batch, generator = step(seed), torch.Generator().manual_seed(seed)
+    sample = list(_sample(batch, seed, spare=3))
+    accepted = torch.randint(-1, 7, (batch.requests,), generator=generator, dtype=torch.int32)
+    spec = (torch.rand(batch.requests, generator=generator) < 0.6) & (torch.tensor(batch.lengths) <= 4)
+    sample = [strided(t, seed + i) for i, t in enumerate((*sample, accepted, spec))]
+    x, weight, state, *request, accepted, spec = sample
+
+    def run():
+        after = state.clone()
+        y = ple_short_conv(x, weight, state, *request, 3, accepted, spec)
+        ple_short_conv_state_(x, after, *request, 9, accepted, spec)
+        return y, after
+
+    y, after = run()
+    with compat.interpreted():
+        got, got_after = run()
+    assert torch.allclose(y, got, atol=1e-5) and torch.equal(after, got_after)
+
+
+def test_half_a_verify_is_refused(raises):
+    x, weight, state = torch.randn(2, CHANNELS), torch.randn(CHANNELS, 4), torch.randn(2, CHANNELS, 9)
+    request = torch.tensor([0, 2]), torch.tensor([1]), torch.tensor([True])
+    with raises("num_accepted, is_spec: expected both or neither"):
+        ple_short_conv(x, weight, state, *request, 3, torch.tensor([1]))
+    with raises("is_spec: expected [R] = (1,); got (2,)"):
+        ple_short_conv(x, weight, state, *request, 3, torch.tensor([1]), torch.tensor([True, True]))
