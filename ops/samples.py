@@ -74,7 +74,7 @@ class Sizes:
 
 SMALL = Sizes(
     24, 2, 2, 3, 6, 40, 4, 3, 16, (3, 7), torch.float32, True, Attention(4, 2, 12, 3, 11, (2, 2, 1), 2, 3, 4, 5, 31, 4),
-    key_heads=2, value_heads=4, key_width=5, value_width=7, chunk=16, experts=6, top_k=2, inner=12,
+    key_heads=1, value_heads=2, key_width=5, value_width=7, chunk=16, experts=6, top_k=2, inner=12,
 )  # fmt: skip
 
 
