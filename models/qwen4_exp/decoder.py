@@ -162,7 +162,7 @@ class Decoder(nn.Module):
         """Fills everything that persists with noise: what a request reads of it must be its own."""
         for name, buffer in self.named_buffers():
             if name.rpartition(".")[2] in STATE:
-                noise = torch.randn(buffer.shape, generator=generator)
+                noise = torch.randn(buffer.shape, generator=generator, device=generator.device)
                 buffer.copy_(noise * (100 if name.endswith("positions") else 1))
 
 
