@@ -116,7 +116,9 @@ def describe(owner: Any) -> str:
 
 
 def top(function: Any) -> str:
-    return str(getattr(function, "__module__", None) or "").split(".")[0]
+    """The package that a function is of. Models that come with capwise are programs like the user's own."""
+    module = str(getattr(function, "__module__", None) or "")
+    return "capwise.models" if module.startswith("capwise.models.") else module.split(".")[0]
 
 
 def makes_tensor(function: Any) -> bool:

@@ -6,6 +6,7 @@ from capwise.models.qwen4_exp.decoder import Decoder
 from capwise.models.qwen4_exp.ple import PLE, NgramIds, ShortConv
 from capwise.models.qwen4_exp.pool import Pool, PoolError
 from capwise.models.qwen4_exp.schedule import Schedule
+from capwise.models.qwen4_exp.serving_cases import cases
 from capwise.models.qwen4_exp.weights import LoadError, load_state_dict, to_transformers
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Schedule",
     "ShortConv",
     "build_batch",
+    "cases",
     "input_axes",
     "load_state_dict",
     "to_transformers",

@@ -187,7 +187,8 @@ class OpaqueDecoder(nn.Module):
             return x
         ple, config = layer.ple, self.decoder.config
         ids = torch.ops.vendor.ple_ngram_ids(input_ids, config.ngram_heads, f"{name}.ids")
-        key, value = ple.key_value(ops.ple_table_gather(ids, ple.table)).split([config.width, config.hidden_size], dim=1)
+        both = ple.key_value(ops.ple_table_gather(ids, ple.table))
+        key, value = both.split([config.width, config.hidden_size], dim=1)
         norms = (ple.norm_key, ple.norm_query, ple.norm_conv)
         gated, normed = ops.ple_gate(key, value, x, *norms, config.rms_norm_eps, config.hc_count)
         torch.ops.vendor.ple_short_conv(normed, gated, f"{name}.short_conv")
