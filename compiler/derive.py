@@ -16,13 +16,11 @@ from torch import fx
 
 from capwise.axes import as_expr
 from capwise.derived_scalars import check_scalars
-from capwise.kernel_access import BuildError, prove_sentinel
+from capwise.kernel_access import prove_sentinel
 from capwise.kernel_access.access import Access
-from capwise.kernel_access.machine import Unfollowed
-from capwise.kernel_access.parse import ParseError
 from capwise.kernel_access.sentinel import Tail
 from capwise.kernel_access.symbolic import addressing
-from capwise.launch import Launch, Row, dense_width
+from capwise.launch import ENDS, Launch, Row, dense_width
 from capwise.ops import contract as c
 from capwise.runtime.kernel_call import KernelCall, call_of
 
@@ -36,6 +34,21 @@ class Unproved:
     path: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """A search that ends in so many rounds iff `room` is below 2**rounds."""
+
+    arg: str
+    line: int
+    rounds: int
+    room: sympy.Expr
+
+    def suffice(self, most: Mapping[sympy.Symbol, int]) -> bool:
+        """Whether they do at these extents."""
+        room = self.room.subs(most)
+        return bool(room.is_Integer and room < 2**self.rounds)
+
+
 @dataclass
 class Derivation:
     """What was read off one launch.
@@ -43,6 +56,7 @@ class Derivation:
     contract: None where the launch is not understood; `reasons` say why. strides: what the kernel takes for granted of
     them. nulls: slot values with which nothing is written. in_range: slot arguments whose every value is used as a row
     of another argument. unproved: writes that no tail value rules out. proofs: what keeps padded programs from writing.
+    rounds: searches that need so many rounds.
     """
 
     call: KernelCall
@@ -53,6 +67,7 @@ class Derivation:
     unproved: list[Unproved] = field(default_factory=list)
     proofs: tuple[str, ...] = ()
     strides: Mapping[str, c.Stride] = field(default_factory=dict)
+    rounds: list[Rounds] = field(default_factory=list)
 
 
 def derive(node: fx.Node, names: Mapping[sympy.Symbol, str] | None = None) -> Derivation:
@@ -71,12 +86,7 @@ def derive_launch(call: KernelCall, make: Callable[[], Launch], names: Mapping[s
     found = Derivation(call, reasons=list(call.summary.unknown))
     if found.reasons:
         return found
-    try:
-        launch = make()
-    except (BuildError, ParseError, Unfollowed, RecursionError) as error:
-        found.reasons.append(f"{type(error).__name__}: {error}")
-        return found
-    _Deriver(launch, found, names).run()
+    _Deriver(make(), found, names).run()
     return found
 
 
@@ -98,6 +108,7 @@ class _Deriver:
         for name in self.launch.call.pointers:
             self._classify(name)
         self._agree()
+        self._searches()
         host = check_scalars(self.launch, self.rows, self.found.reasons)
         if self.found.reasons:
             return
@@ -140,7 +151,7 @@ class _Deriver:
 
     def _is_named(self, access: Access) -> bool:
         """Rows that a loaded value or the end of a search names: live ones, for a live program."""
-        return any(n.op in ("load", "exit", "carry") for n in addressing(access.poly))
+        return any(n.op == "load" or n.op in ENDS for n in addressing(access.poly))
 
     def _agree(self) -> None:
         """All own rows of one axis are the same row; reads may be of earlier ones."""
@@ -167,13 +178,34 @@ class _Deriver:
     def _check_group(self, group: list[tuple[str, Access, Row]]) -> None:
         first = next((row for _, a, row in group if a.kind != "load"), group[0][2])
         view = self.launch.view
-        if any(view.mixes(access.shape, *lane) for _, access, row in group for lane in row.lanes):
+        if any(view.seen.mixes(access.shape, *lane) for _, access, row in group for lane in row.lanes):
             self._reason("values of several rows are combined in one program")
         for name, access, row in group:
             gap = (row.poly - first.poly).const
             same = gap == 0 or access.kind == "load" and gap is not None and gap < 0
             if row.scale != first.scale or not same:
                 self._reason(f"line {access.line} is of another row of {name} than the program's own")
+
+    # ------------------------------------------------------------------------------------------------ searches
+    def _searches(self) -> None:
+        """Every search of batch boundaries is proved, and finds the same row however often the last boundary is
+        repeated: it goes on to the last one, and has rounds enough for that."""
+        launch, proved = self.launch, {s.loop for s in self.launch.view.searches}
+        for name in (n for n, role in self.roles.items() if role == "boundary" and launch.is_batch(n)):
+            for access in (a for a in launch.view.accesses if a.arg == name):
+                if {n.args[0] for n in access.poly.leaves if n.op in ("trip", "carry")} - proved:
+                    self._reason(f"the search of {name} at line {access.line} is not proved to end at the row of its key")
+        for search in (s for s in launch.view.searches if launch.is_batch(s.arg)):
+            where = f"the search of {search.arg} at line {search.line}"
+            if launch.open_in(*search.first.leaves):
+                self._reason(f"{where} begins where the batch says")
+            if search.last is not None and not launch.reaches(search.arg, search.last):
+                self._reason(f"{where} does not go on to the last boundary")
+            room = launch.expr(search.room) if search.room is not None else None
+            if search.rounds is not None and room is None:
+                self._reason(f"{where} has {search.rounds} rounds for an unknown number of rows")
+            elif search.rounds is not None and room is not None:
+                self.found.rounds.append(Rounds(search.arg, search.line, search.rounds, room))
 
     # ------------------------------------------------------------------------------------------------ arguments
     def _axes(self, name: str) -> c.Axes:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from capwise.kernel_access.access import Access, Loop
-from capwise.kernel_access.symbolic import LEAVES, Node, Poly, addressing
-from capwise.launch import Launch, Row
+from capwise.kernel_access.symbolic import LEAVES, SEARCHED, Node, Poly, addressing
+from capwise.launch import ENDS, Launch, Row
 
 Rows = Mapping[str, Sequence[tuple[Access, Row]]]
 
@@ -21,15 +21,16 @@ def check_scalars(launch: Launch, rows: Rows, reasons: list[str]) -> set[str]:
     says how often a loop runs is none of these, and is a reason.
     """
     view = launch.view
-    searching = search_loops(launch)
+    searching = {s.loop for s in view.searches if s.loop is not None}
+    steering = frozenset[Node]().union(*(s.tests for s in view.searches))
     host: set[str] = set()
     for loop in view.loops.values():
         names = launch.open_in(*_leaves(launch, loop))
         if names and loop.ident not in searching:
             reasons.append(f"the loop at line {loop.line} depends on {', '.join(sorted(names))}")
-    for poly in view.content:
+    for poly in view.seen.content:
         host |= launch.open_in(*_surface(launch.poly(poly)))
-    for test in view.tests:
+    for test in (t for t in view.seen.tests if t not in steering):
         node = launch.truth(test)
         names = launch.open_in(*_surface(node))
         if names and not _moves(node, searching) and not ends_rows(launch, node, rows):
@@ -37,15 +38,6 @@ def check_scalars(launch: Launch, rows: Rows, reasons: list[str]) -> set[str]:
     for access in view.accesses:
         host |= _in_address(launch, access)
     return host & set(launch.scalars)
-
-
-def search_loops(launch: Launch) -> set[int]:
-    """Loops that step through an argument's boundaries."""
-    found: set[int] = set()
-    for access in launch.view.accesses:
-        if launch.view.roles.get(access.arg or "") == "boundary" and access.kind == "load":
-            found |= {n.args[0] for n in access.poly.leaves if n.op in ("carry", "trip") and isinstance(n.args[0], int)}
-    return found
 
 
 def _leaves(launch: Launch, loop: Loop) -> set[Node]:
@@ -56,14 +48,15 @@ def _leaves(launch: Launch, loop: Loop) -> set[Node]:
 
 
 def _surface(part: Poly | Node) -> set[Node]:
-    """Leaves that are not only in the address of what is loaded: accesses are looked at by themselves."""
+    """Leaves that are not only in the address of what is loaded, nor only in what a search takes to find a row:
+    accesses and searches are looked at by themselves."""
     found: set[Node] = set()
     todo = [part] if isinstance(part, Node) else list(part.nodes())
     while todo:
         node = todo.pop()
         if node.op in LEAVES:
             found.add(node)
-        if node.op != "load":
+        if node.op != "load" and node.op not in SEARCHED:
             todo += [a for a in node.args if isinstance(a, Node)]
             todo += [n for p in node.polys() for n in p.nodes()]
     return found
@@ -118,7 +111,7 @@ def _clamping(launch: Launch, name: str, poly: Poly) -> set[str]:
     """The number of rows, where what a search ends with is kept below it: what a live program finds is below anyway."""
     found: set[str] = set()
     for node in (n for n in poly.nodes() if n.op == "min"):
-        ends = [p for p in node.polys() if any(n.op in ("exit", "carry") for n in p.leaves)]
+        ends = [p for p in node.polys() if any(n.op in ENDS for n in p.leaves)]
         limits = [p for p in node.polys() if p not in ends]
         names = launch.open_in(*(leaf for p in limits for leaf in p.leaves))
         if ends and all(launch.scalars.get(n) == launch.size(name) for n in names):
@@ -133,7 +126,7 @@ def _in_address(launch: Launch, access: Access) -> set[str]:
     if tensor is None:
         return set()
     strides = {sympy.sympify(s) for s in tensor.strides}
-    names = {n for n in launch.open_in(*poly.leaves) if launch.scalars.get(n) not in strides}
+    names = {n for n in launch.open_in(*_surface(poly)) if launch.scalars.get(n) not in strides}
     names -= _clamping(launch, access.arg or "", poly)
     if launch.view.roles.get(access.arg or "") != "boundary":
         return names

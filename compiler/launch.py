@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +16,13 @@ from capwise.facts import val
 from capwise.kernel_access.access import Access
 from capwise.kernel_access.bounds import Bounds, extent, facts_at
 from capwise.kernel_access.printing import to_sympy
+from capwise.kernel_access.rewrite import Rewriter
 from capwise.kernel_access.symbolic import Node, Poly, addressing
-from capwise.kernel_view import KernelView, view_kernel
 from capwise.runtime.kernel_call import GRID, KernelCall
+
+
+ENDS = frozenset({"exit", "carry", "found"})
+"""Leaves that a loop or a search ends with."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,9 @@ class Launch:
     ) -> None:
         self.call, self.tensors, self.scalars, self.grid = call, dict(tensors), dict(scalars), list(grid)
         self._batch = None if batch is None else set(batch)
-        self.view = _view(call)
-        self._at = self.view.at({n: int(e) for n, e in self.scalars.items() if e is not None and e.is_Integer})
+        self.view = call.summary
+        known = {n: Poly.of(int(e)) for n, e in self.scalars.items() if e is not None and e.is_Integer}
+        self._at = Rewriter(self.view.space, lambda node: known.get(str(node.args[0])) if node.op == "sym" else None)
 
     @classmethod
     def of(cls, call: KernelCall, node: fx.Node, batch: Mapping[sympy.Symbol, str] | None) -> Launch:
@@ -150,20 +154,27 @@ class Launch:
     def stays_inside(self, name: str, access: Access) -> bool:
         """Whether what the end of a search names exists, also where a padded program finds nothing. What loaded values
         name is another question."""
-        if not any(n.op in ("exit", "carry") for n in addressing(access.poly)):
+        if not any(n.op in ENDS for n in addressing(access.poly, through_loads=False)):
             return True
         high, _ = extent(access)
         width = self.width(name)
-        if high is None or width is None or any(n.op not in ("sym", "grid") for n in self.poly(high).leaves):
-            return False
+        named = self.expr(high) if high is not None else None
+        return width is not None and named is not None and _natural(self.size(name) * width - named)
+
+    def reaches(self, name: str, index: Poly) -> bool:
+        """Whether an index is that of an argument's last row, or past it."""
+        named = self.expr(index)
+        return named is not None and _natural(named - self.size(name) + 1)
+
+    def expr(self, poly: Poly) -> sympy.Expr | None:
+        """What scalars and grid give as an expression over symbols, None where something else is in it."""
+        poly = self.poly(poly)
+        if any(n.op not in ("sym", "grid") for n in poly.leaves):
+            return None
         known = {sympy.Symbol(n): e for n, e in self.scalars.items() if e is not None}
         known |= {sympy.Symbol(f"grid{k}"): e for k, e in enumerate(self.grid)}
-        plain = to_sympy(self.poly(high))
-        named = plain.xreplace({s: known.get(sympy.Symbol(s.name), s) for s in plain.free_symbols})
-        room = sympy.expand(self.size(name) * width - named)
-        if not room.is_number and not only_grows(room):
-            return False
-        return bool(room.subs(dict.fromkeys(room.free_symbols, 1)) >= 0)
+        plain = to_sympy(poly)
+        return plain.xreplace({s: known.get(sympy.Symbol(s.name), s) for s in plain.free_symbols})
 
     def _split(self, name: str, poly: Poly) -> tuple[Poly, Poly] | None:
         """An offset as rows and what is left inside of a row."""
@@ -197,6 +208,14 @@ class Launch:
         return bounds.natural(Poly.of(width - 1) - rest) and bounds.natural(rest)
 
 
+def _natural(expr: sympy.Expr) -> bool:
+    """Not negative, for symbols of at least 1."""
+    expr = sympy.expand(expr)
+    if not expr.is_number and not only_grows(expr):
+        return False
+    return bool(expr.subs(dict.fromkeys(expr.free_symbols, 1)) >= 0)
+
+
 def dense_width(tensor: Layout) -> int | None:
     """Elements of one row of a dense tensor of this shape; None where that is no number."""
     inner = tensor.shape[1:]
@@ -212,8 +231,3 @@ def _plain(size: Any) -> Any:
 def _expr(value: Any) -> Any:
     known = val(value) if isinstance(value, fx.Node) else value
     return as_expr(known) if isinstance(known, (int, torch.SymInt)) and not isinstance(known, bool) else None
-
-
-@functools.lru_cache(maxsize=256)
-def _view(call: KernelCall) -> KernelView:
-    return view_kernel(call.kernel, call.signature, call.fixed)

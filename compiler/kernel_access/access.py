@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from capwise.kernel_access.arith import bits_of, is_int, widened
 from capwise.kernel_access.parse import Op, Type
+from capwise.kernel_access.rewrite import Rewriter
 from capwise.kernel_access.space import Space
 from capwise.kernel_access.symbolic import Node, Poly, interval
 from capwise.kernel_access.values import FOREIGN, BlockPtr, Bool, Case, Int, Ptr, Shape, Unknown, Value, choose, lanes
@@ -49,6 +50,14 @@ class Loop:
         """The induction variable of a for loop."""
         assert self.lower is not None and self.step is not None
         return self.lower + self.step * Poly({(self.trip,): 1})
+
+    def rewrite(self, rewriter: Rewriter) -> None:
+        """Replace parts of its expressions."""
+        poly, truth = rewriter.poly, rewriter.truth
+        self.lower, self.upper, self.step = (poly(p) if p is not None else None for p in (self.lower, self.upper, self.step))
+        self.condition = truth(self.condition) if self.condition is not None else None
+        self.guards = tuple(map(truth, self.guards))
+        self.carried = {node: (poly(first), poly(after)) for node, (first, after) in self.carried.items()}
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,12 @@ class Access:
     def condition(self) -> Node:
         """Guards and mask together."""
         return self.space.both([*self.guards, *([self.mask] if self.mask else [])])
+
+    def mapped(self, rewriter: Rewriter) -> Access:
+        """The same with parts of its expressions replaced."""
+        mask = rewriter.truth(self.mask) if self.mask is not None else None
+        guards, narrow = tuple(map(rewriter.truth, self.guards)), frozenset(map(rewriter.poly, self.narrow))
+        return replace(self, poly=rewriter.poly(self.poly), mask=mask, guards=guards, narrow=narrow)
 
 
 def block_cases(machine: Machine, pointer: BlockPtr, checked: Sequence[int]) -> tuple[Ptr, Node]:

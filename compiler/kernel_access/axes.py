@@ -86,7 +86,7 @@ def _by(node: Node, table: Mapping[int, Loop]) -> tuple[str, bool]:
             for leaf in outer:
                 if leaf.op == kind:
                     return _by(leaf, table)[0], node.op != "rem"
-    return "range", any(leaf.op in ("carry", "exit") for leaf in leaves)
+    return "range", any(leaf.op in ("carry", "exit", "found") for leaf in leaves)
 
 
 def stride_of(coefficient: Poly) -> str:
@@ -105,17 +105,18 @@ def stride_of(coefficient: Poly) -> str:
 # what loaded values are used for ----------------------------------------------------------------------------------
 
 
-def roles(accesses: Sequence[Access], table: Mapping[int, Loop]) -> dict[str, Role]:
+def roles(accesses: Sequence[Access], table: Mapping[int, Loop], found: Iterable[str] = ()) -> dict[str, Role]:
     """Use of the integers read from each argument, as far as they steer anything.
 
     boundary: neighbours are compared, or a search reads them; a stale tail gives wrong live results, fill `last`.
-    length: bounds a loop or a mask; fill 0. slot: part of an address; fill the null slot."""
+    length: bounds a loop or a mask; fill 0. slot: part of an address; fill the null slot. found: arguments that are
+    known to be searched."""
     offsets: dict[str, set[Poly]] = {}
     for access in accesses:
         if access.kind == "load" and access.arg:
             offsets.setdefault(access.arg, set()).add(access.poly)
     bounding = _loads(_bounding(accesses, table))
-    searched = {arg for arg in offsets if any(_searching(o, table, arg) for o in offsets[arg])}
+    searched = {arg for arg in offsets if any(_searching(o, table, arg) for o in offsets[arg])} | set(found)
     paired = {arg for arg, polys in offsets.items() if _neighbours(polys)}
     address = _loads(leaf for a in accesses for leaf in addressing(a.poly))
     out: dict[str, Role] = {}

@@ -14,10 +14,11 @@ from capwise.kernel_access.access import Access, Loop
 from capwise.kernel_access.linear import Prover, facts_of
 from capwise.kernel_access.printing import text
 from capwise.kernel_access.rewrite import substitute
+from capwise.kernel_access.searches import within
 from capwise.kernel_access.space import Space
-from capwise.kernel_access.symbolic import Node, Poly, interval
+from capwise.kernel_access.symbolic import SEARCHED, Node, Poly, interval
 
-_INSIDE = frozenset({"lane", "pid", "trip", "carry", "exit", "load", "opaque", "obool", "last"})
+_INSIDE = frozenset({"lane", "pid", "trip", "carry", "exit", "load", "opaque", "obool", "last", "found", "probe"})
 _MOST_STEPS = 40
 _MOST_WORK = 2000
 
@@ -189,6 +190,8 @@ class Bounds:
             out += instantiated(self, node)
         elif node.op in ("sym", "maxof", "minof"):
             out.append(me)
+        elif node.op in SEARCHED:
+            out += within(node)
         elif node.op in ("min", "max"):
             out += [(p - me) * (1 if node.op == "min" else -1) for p in node.polys()]
         return out

@@ -205,6 +205,8 @@ _LEAVES: dict[str, Callable[[Frame, Node, tuple[int, ...]], Numbers]] = {
     "carry": _live,
     "exit": _exit,
     "load": _load,
+    "found": lambda frame, node, shape: frame.value(next(node.polys()), shape),
+    "probe": lambda frame, node, shape: frame.value(next(node.polys()), shape),
     "opaque": _not_followed,
     "obool": _not_followed,
     "last": _not_followed,

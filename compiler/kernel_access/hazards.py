@@ -16,8 +16,9 @@ from capwise.kernel_access.linear import facts_of
 from capwise.kernel_access.overlap import overlaps
 from capwise.kernel_access.printing import text
 from capwise.kernel_access.rewrite import Rewriter
+from capwise.kernel_access.searches import Search, ends_of
 from capwise.kernel_access.space import Space
-from capwise.kernel_access.symbolic import Node, Poly, addressing
+from capwise.kernel_access.symbolic import SEARCHED, Node, Poly, addressing
 
 if TYPE_CHECKING:
     from capwise.kernel_access.machine import Machine
@@ -38,11 +39,13 @@ class KernelHazard:
 
 @dataclass(frozen=True)
 class Scene:
-    """What hazards of one argument are judged by: its accesses, the roles of loaded values, and the whole kernel."""
+    """What hazards of one argument are judged by: its accesses, the roles of loaded values, the searches of it that
+    are proved, and the whole kernel."""
 
     arg: str
     accesses: Sequence[Access]
     roles: Mapping[str, Role]
+    searches: Sequence[Search]
     machine: Machine
 
 
@@ -64,6 +67,13 @@ def frozen_extent(scene: Scene) -> Iterator[KernelHazard]:
         for name in sorted(bounding_scalars(access)):
             tail = f", with {scene.arg} filled past the live extent: {fill}" if fill else ""
             yield KernelHazard("CW101", "assumed", f"{name} in the key, or captured at capacity{tail}", access.line)
+    for search in scene.searches:
+        for name in sorted(search.scalars if search.loop is None else ()):
+            tail = f", with {scene.arg} filled past the live extent: {fill}"
+            yield KernelHazard("CW101", "assumed", f"{name} in the key, or captured at capacity{tail}", search.line)
+        if search.room is not None and search.rounds is not None:
+            needs = f"{text(search.room)} < 2**{search.rounds}, so that the search ends in {search.rounds} rounds"
+            yield KernelHazard("CW101", "assumed", needs, search.line)
 
 
 def stale_tail(scene: Scene) -> Iterator[KernelHazard]:
@@ -73,10 +83,18 @@ def stale_tail(scene: Scene) -> Iterator[KernelHazard]:
         if access.kind != "load":
             continue
         if role in ("boundary", "length") and (_by_program(access) or bounding_scalars(access)):
-            needs = f"fill {_FILL[role]}: {scene.arg} past the live extent"
+            needs = f"fill {_FILL[role]}: {scene.arg} past the live extent{_unproved(scene, access)}"
             yield KernelHazard("CW201", "assumed", needs, access.line)
         elif role is None and _summed(access):
             yield KernelHazard("CW201", "assumed", f"a neutral fill of {scene.arg} past the live extent", access.line)
+
+
+def _unproved(scene: Scene, access: Access) -> str:
+    """What a search by role alone still needs."""
+    moving = {n.args[0] for n in access.poly.leaves if n.op in ("trip", "carry")}
+    if scene.roles.get(scene.arg) != "boundary" or not moving or moving & {s.loop for s in scene.searches}:
+        return ""
+    return f", and the search at line {access.line} ends at the row of its key, which is not proved"
 
 
 def _by_program(access: Access) -> bool:
@@ -98,6 +116,8 @@ def bounding_scalars(access: Access) -> set[str]:
         loop = access.table.get(ident) if isinstance(ident, int) else None
         if loop is not None:
             names |= {str(n.args[0]) for n in _ends(loop, moved)}
+    for found in (n for n in moved if n.op in SEARCHED):
+        names |= {str(n.args[0]) for p in ends_of(found) for n in p.leaves if n.op == "sym"}
     rows = {n for n in moved if n.op == "pid"}
     for fact in facts_of([access.condition]):
         if rows & fact.nodes():

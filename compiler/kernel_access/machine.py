@@ -13,6 +13,8 @@ from capwise.kernel_access.access import Access, Loop
 from capwise.kernel_access.arith import MEANINGS, bits_of, is_int
 from capwise.kernel_access.cfg import Conditions, Flow, flow
 from capwise.kernel_access.parse import Block, Func, Op, Type, parse_type, split_top
+from capwise.kernel_access.rewrite import Rewriter
+from capwise.kernel_access.seen import Seen, Watcher
 from capwise.kernel_access.space import Space
 from capwise.kernel_access.symbolic import Node, Poly
 from capwise.kernel_access.values import Bool, Case, Int, Ptr, Shape, Unknown, Value, choose, lanes
@@ -48,6 +50,8 @@ class Machine:
         self.unsigned = unsigned
         self.env: dict[str, Value] = {}
         self.accesses: list[Access] = []
+        self.watcher = Watcher()
+        self.seen = Seen()
         self.loops: dict[int, Loop] = {}
         self.unknown: dict[str, None] = {}
         self.assumed: list[tuple[tuple[Node, ...], Node]] = []
@@ -113,6 +117,14 @@ class Machine:
             yield
         finally:
             del self.guards[depth:]
+
+    def rewrite(self, rewriter: Rewriter) -> None:
+        """Replace parts of every expression that was found."""
+        self.accesses = [a.mapped(rewriter) for a in self.accesses]
+        self.seen = self.seen.mapped(rewriter.poly, rewriter.truth)
+        self.assumed = [(tuple(map(rewriter.truth, where)), rewriter.truth(node)) for where, node in self.assumed]
+        for loop in self.loops.values():
+            loop.rewrite(rewriter)
 
     # functions and blocks -----------------------------------------------------------------------------------------
 
@@ -211,11 +223,14 @@ class Machine:
     def execute(self, op: Op) -> None:
         """Give the results of an operation their values."""
         self.step += 1
+        args = [self.env[n] for n in op.operands if n in self.env]
         structured = _STRUCTURED.get(op.name)
         if structured is not None:
             values = structured(self, op)
         else:
             values = self._simple(op)
+        if not self.muted:
+            self.watcher.watch(op, args, values)
         for name, value in zip(op.results, values, strict=True):
             self.env[name] = value
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from capwise.kernel_access.symbolic import Node, Part, Poly
+from capwise.kernel_access.symbolic import SEARCHED, Node, Part, Poly
 
 if TYPE_CHECKING:
     import sympy
@@ -70,6 +70,8 @@ class _Text:
             return f"{node.op}({', '.join(sorted(self.of(a) for a in args))})"
         if node.op == "load":
             return f"{args[0]}[{self.of(args[1])}]"
+        if node.op in SEARCHED:
+            return f"{node.op}({args[0]})"
         if node.op == "ite":
             return f"({self.of(args[1])} if {self.of(args[0])} else {self.of(args[2])})"
         return str(args[0])

@@ -57,7 +57,7 @@ def prove_sentinel(summary: KernelSummary, tails: Mapping[str, Tail], own: tuple
 def _row_ids(offset: Poly) -> set[Node]:
     """Program ids in the offset of a read at the program's own row; none where a loop or memory says what is read."""
     where = addressing(offset)
-    if any(n.op in ("trip", "carry", "exit", "load") for n in where):
+    if any(n.op in ("trip", "carry", "exit", "load", "found") for n in where):
         return set()
     return {n for n in where if n.op == "pid"}
 
@@ -134,7 +134,7 @@ class _Judge:
 
     def _own_row(self, access: Access, offset: Poly) -> bool:
         """The ids that make the program a padded one are in the offset, and nothing that memory named was."""
-        named = any(n.op in ("load", "exit", "carry", "last") for n in access.poly.leaves)
+        named = any(n.op in ("load", "exit", "carry", "last", "found") for n in access.poly.leaves)
         mine = {n for n in addressing(offset) if n.op == "pid"}
         return not named and bool(mine) and self.rows <= mine
 

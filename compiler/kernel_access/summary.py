@@ -18,9 +18,12 @@ from capwise.kernel_access.hazards import KernelHazard, Scene, hazards_of, null_
 from capwise.kernel_access.machine import Machine, Unfollowed
 from capwise.kernel_access.parse import ParseError, parse
 from capwise.kernel_access.printing import text
+from capwise.kernel_access.rewrite import Rewriter
+from capwise.kernel_access.searches import Search, loop_searches, unrolled_searches
+from capwise.kernel_access.seen import Seen
 from capwise.kernel_access.signature import Guess, candidates
 from capwise.kernel_access.space import Space
-from capwise.kernel_access.symbolic import Poly, addressing
+from capwise.kernel_access.symbolic import Part, Poly, addressing
 from capwise.kernel_access.ttir import BuildError, build, unwrap
 
 
@@ -59,7 +62,9 @@ class KernelSummary:
     """All of a kernel, on the footing that no two pointer arguments overlap.
 
     `unknown`: what is not followed. `guessed`: the signature was. `specialised`: values and
-    multiples that hold for this build only. signature and constexprs are those it was built with."""
+    multiples that hold for this build only. signature and constexprs are those it was built with. roles: what the
+    integers read from each argument are used for. seen: what is done with values apart from addressing. searches:
+    those that are proved to end at the row of their key."""
 
     name: str
     file: str
@@ -73,6 +78,9 @@ class KernelSummary:
     accesses: tuple[Access, ...] = field(default=(), repr=False)
     loops: Mapping[int, Loop] = field(default_factory=dict, repr=False)
     space: Space = field(default_factory=Space, repr=False)
+    roles: Mapping[str, Role] = field(default_factory=dict, repr=False)
+    seen: Seen = field(default_factory=Seen, repr=False)
+    searches: tuple[Search, ...] = field(default=(), repr=False)
 
     def __getitem__(self, arg: str) -> ArgumentAccess:
         """The argument's row. Raises: KeyError."""
@@ -125,8 +133,9 @@ def _analyse(kernel: Any, guess: Guess, ttir: str, attrs: Mapping[str, Any], gue
     ]
     written = frozenset(a.arg for a in machine.accesses if a.kind != "load" and a.arg)
     follow = Followed(machine.loops, written)
-    use = roles(machine.accesses, machine.loops)
-    rows = tuple(row for row in (_argument(name, machine, follow, use) for name in pointers) if row is not None)
+    searches = _searches(machine, written)
+    use = roles(machine.accesses, machine.loops, {s.arg for s in searches})
+    rows = tuple(r for r in (_argument(name, machine, follow, use, searches) for name in pointers) if r is not None)
     name, file, line = _place(kernel)
     notes = [*machine.unknown, *(r for row in rows for r in row.reasons)]
     return KernelSummary(
@@ -142,10 +151,29 @@ def _analyse(kernel: Any, guess: Guess, ttir: str, attrs: Mapping[str, Any], gue
         accesses=tuple(machine.accesses),
         loops=machine.loops,
         space=machine.space,
+        roles=use,
+        seen=machine.seen,
+        searches=searches,
     )
 
 
-def _argument(arg: str, machine: Machine, follow: Followed, use: Mapping[str, Role]) -> ArgumentAccess | None:
+def _searches(machine: Machine, written: frozenset[str]) -> tuple[Search, ...]:
+    """The searches that are proved. What one ends with whose rounds are written out becomes a leaf of its own."""
+    machine.seen = machine.watcher.seen()
+    parts: list[Part] = [*machine.seen.tests, *machine.seen.content]
+    space = machine.space
+    flat = [u for u in unrolled_searches(space, machine.accesses, parts) if u.search.arg not in written]
+    leaves = {node: leaf for u in flat for node, leaf in u.leaves(space).items()}
+    rewriter = Rewriter(space, leaves.get)
+    if leaves:
+        machine.rewrite(rewriter)
+    looped = [s for s in loop_searches(space, machine.loops) if s.arg not in written]
+    return (*(u.search.mapped(rewriter) for u in flat), *looped)
+
+
+def _argument(
+    arg: str, machine: Machine, follow: Followed, use: Mapping[str, Role], searches: Sequence[Search]
+) -> ArgumentAccess | None:
     """The row of one argument; None where the kernel does not touch it."""
     accesses = [a for a in machine.accesses if a.arg == arg]
     lost = [a for a in machine.accesses if a.arg is None and a.reason != POINTER_TABLE]
@@ -156,7 +184,7 @@ def _argument(arg: str, machine: Machine, follow: Followed, use: Mapping[str, Ro
     highs = [high for high, _ in bounds]
     read = [h for a, h in zip(accesses, highs, strict=True) if a.kind != "store"]
     wrote = [h for a, h in zip(accesses, highs, strict=True) if a.kind != "load"]
-    scene = Scene(arg, accesses, use, machine)
+    scene = Scene(arg, accesses, use, [s for s in searches if s.arg == arg], machine)
     taken = {t for _, some in bounds for t in some}
     kinds = {a.kind for a in accesses}
     return ArgumentAccess(

@@ -13,7 +13,8 @@ from typing import Union
 
 Monomial = tuple["Node", ...]
 Part = Union["Poly", "Node", str, int, None]
-LEAVES = frozenset({"sym", "pid", "grid", "lane", "trip", "carry", "exit", "opaque", "obool", "load", "last"})
+SEARCHED = frozenset({"found", "probe"})
+LEAVES = frozenset({"sym", "pid", "grid", "lane", "trip", "carry", "exit", "opaque", "obool", "load", "last", "found", "probe"})
 
 
 class Node:
@@ -145,14 +146,22 @@ class Poly:
         return " + ".join("*".join([str(c), *map(repr, m)]) for m, c in self.terms.items()) or "0"
 
 
-def addressing(poly: Poly) -> set[Node]:
-    """Leaves that an integer is made of; what only chooses between values (conditions, masks) is left out."""
+def _made_of(node: Node) -> tuple[Part, ...]:
+    """Operands that the value itself is made of. What a search found is one thing, whatever it took to find it."""
+    if node.op in SEARCHED:
+        return ()
+    return node.args[1:2] if node.op == "load" else node.args[1:] if node.op == "ite" else node.args
+
+
+def addressing(poly: Poly, through_loads: bool = True) -> set[Node]:
+    """Leaves that an integer is made of; what only chooses between values (conditions, masks) is left out, and so are
+    the addresses of loaded values unless `through_loads`."""
     seen: set[Node] = set()
     todo = poly.nodes()
     while todo:
         node = todo.pop()
         seen.add(node)
-        parts = [node.args[1]] if node.op == "load" else node.args[1:] if node.op == "ite" else node.args
+        parts = _made_of(node) if through_loads or node.op != "load" else ()
         todo |= {n for p in parts if isinstance(p, Poly) for n in p.nodes()} - seen
     return {node for node in seen if node.op in LEAVES}
 

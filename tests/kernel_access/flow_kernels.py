@@ -250,6 +250,19 @@ def unrolled_search(qsl_ptr, out_ptr, num_reqs):
 
 
 @triton.jit
+def unrolled_choices(qsl_ptr, out_ptr, num_reqs):
+    t = tl.program_id(0)
+    lo = 0
+    hi = num_reqs
+    for _ in tl.static_range(24):
+        mid = (lo + hi) // 2
+        right = tl.load(qsl_ptr + mid) <= t
+        lo = tl.where(right, mid - 1, lo)
+        hi = tl.where(right, hi, mid)
+    tl.store(out_ptr + t, lo)
+
+
+@triton.jit
 def beside_unknown(x_ptr, w_ptr, out_ptr, n):
     a = tl.program_id(0)
     lost = 0

@@ -76,7 +76,7 @@ def test_index_made_from_floats_is_unknown(kernel):
 
 def test_long_chains_of_choices_end_in_time(kernel):
     started = time.process_time()
-    found = summarize(kernel("unrolled_search"))
+    found = summarize(kernel("unrolled_choices"))
     assert time.process_time() - started < 5
     assert found["out_ptr"].verdict == "proved" and found["qsl_ptr"].extent in ("unknown", "num_reqs")
 

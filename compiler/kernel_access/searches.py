@@ -1,0 +1,536 @@
+"""Searches of boundaries, proved: the search ends at the least row r whose boundary lies above its key.
+
+A search keeps two carried values, shifted to L and H, such that L <= r <= H, where r is the least index from L's first
+value on with boundary[r] > key. It is proved iff
+
+1. at first L <= r <= H by what r is (r <= H needs the key to lie below the last boundary, where H is no index);
+2. every round reads one boundary m within [first, last] and keeps L <= r <= H: a boundary not above the key has m < r,
+   one above it has r <= m, since boundaries never fall;
+3. it ends with L >= H: by its own test, or since every round halves H - L and there are enough rounds.
+
+Rounds may be those of a loop, or written out one after another (`tl.static_range`), where no loop is left in the TTIR.
+A walk (one boundary after another until one lies above the key) and a count (of boundaries not above the key) end at
+the same row. All inequalities are shown by `linear.Prover`; a search that is not proved is still one by its role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from capwise.kernel_access.access import Access, Loop
+from capwise.kernel_access.linear import Prover, facts_of
+from capwise.kernel_access.rewrite import Rewriter
+from capwise.kernel_access.space import Space
+from capwise.kernel_access.symbolic import Node, Part, Poly
+
+
+@dataclass(frozen=True)
+class Search:
+    """One search.
+
+    arg: whose integers are the boundaries. key: what is looked for. line: where. loop: its number, None where the
+    rounds are written out. first, last: L and H at first: the row is at least `first`, and is `last` where no boundary
+    before that lies above the key; None: it goes on. rounds: how many there are, None for a search that goes on until
+    it ends. tests: the comparisons that only steer the search."""
+
+    arg: str
+    key: Poly
+    line: int
+    loop: int | None
+    first: Poly
+    last: Poly | None
+    rounds: int | None
+    tests: frozenset[Node]
+
+    @property
+    def room(self) -> Poly | None:
+        """What must be below 2**rounds."""
+        return self.last - self.first if self.last is not None and self.rounds is not None else None
+
+    @property
+    def scalars(self) -> frozenset[str]:
+        """Scalars that say where it begins and ends."""
+        ends = [p for p in (self.first, self.last) if p is not None]
+        return frozenset(str(n.args[0]) for p in ends for n in p.leaves if n.op == "sym")
+
+    def mapped(self, rewriter: Rewriter) -> Search:
+        """The same with parts of its tests replaced."""
+        return replace(self, tests=frozenset(map(rewriter.truth, self.tests)))
+
+
+@dataclass(frozen=True)
+class _Test:
+    """A comparison of one boundary with a key: `node` holds iff boundary[index] <= key."""
+
+    node: Node
+    load: Node
+    arg: str
+    stride: Poly
+    index: Poly
+    key: Poly
+
+    @property
+    def offset(self) -> Poly:
+        return self.index * self.stride
+
+    @property
+    def mask(self) -> Node | None:
+        mask = self.load.args[2]
+        return mask if isinstance(mask, Node) else None
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What one round does to the two values: low and high before, and after."""
+
+    test: _Test
+    low: Poly
+    high: Poly
+    low_after: Poly
+    high_after: Poly
+
+
+# tests ------------------------------------------------------------------------------------------------------------
+
+
+def _stride(offset: Poly) -> Poly:
+    """The passed stride that every term of an offset has, else 1."""
+    for node in sorted(offset.nodes(), key=lambda n: n.uid):
+        if node.op == "sym" and all(node in m for m in offset.terms):
+            return Poly({(node,): 1})
+    return Poly.of(1)
+
+
+def _comparisons(space: Space, node: Node) -> list[_Test]:
+    """A comparison of a loaded integer with what does not depend on it, turned so that it holds for boundary <= key;
+    one for each of the loaded integers, in the order they are loaded in."""
+    if node.op != "ge":
+        return []
+    (poly,) = node.polys()
+    out = []
+    for load in sorted(poly.nodes(), key=lambda n: n.uid):
+        sign = poly.terms.get((load,), 0)
+        offset = load.args[1] if load.op == "load" else None
+        rest = poly - Poly({(load,): sign})
+        if not isinstance(offset, Poly) or abs(sign) != 1 or load in rest.leaves:
+            continue
+        # key - boundary >= 0, or the negation of boundary - key - 1 >= 0.
+        key, stride = rest if sign < 0 else -rest - 1, _stride(offset)
+        index = offset.divided(stride)
+        if index is not None and not _steered(key):
+            holds = node if sign < 0 else space.negate(node)
+            out.append(_Test(holds, load, str(load.args[0]), stride, index, key))
+    return out
+
+
+def _steered(key: Poly) -> bool:
+    """A key that moves with a loop or a choice is no key of one search."""
+    return any(n.op in ("carry", "trip", "exit", "ite") for n in key.nodes())
+
+
+def _inside(parts: Iterable[Part]) -> Iterator[Node]:
+    """Every node in some expressions, to any depth, each once."""
+    seen: set[Node] = set()
+    todo: list[Node] = []
+    for part in parts:
+        todo += [part] if isinstance(part, Node) else part.nodes() if isinstance(part, Poly) else ()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        for arg in node.args:
+            if isinstance(arg, Node):
+                todo.append(arg)
+            elif isinstance(arg, Poly):
+                todo += arg.nodes()
+
+
+# the proof --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Proof:
+    """Proofs of one kernel's rounds; rounds that differ in nothing but their number are proved once."""
+
+    space: Space
+    _done: dict[tuple[object, ...], bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.row = self.space.leaf("opaque", 0)
+        self.prover = Prover(self.space, _meaning)
+
+    def rounds(self, one: _Round, first: tuple[Poly, Poly], running: Sequence[Poly], halves: bool) -> bool:
+        """Every such round keeps L <= r <= H, and halves H - L where asked; first: L and H at first."""
+        shifts = _shifts(one)
+        if shifts is None:
+            return False
+        low, high = first[0] + shifts[0], first[1] + shifts[1]
+        # The key is not below the boundary before `low`, if there is one, and is below that at `high` or before it.
+        lows = [low, low - 1] if (low.const or 0) > 0 else [low]
+        return any(
+            self._keeps(one, shifts, (low, least), (high, most), running, halves)
+            for least in lows for most in (high - 1, high)
+        )  # fmt: skip
+
+    def _keeps(
+        self,
+        one: _Round,
+        shifts: tuple[int, int],
+        lows: tuple[Poly, Poly],
+        highs: tuple[Poly, Poly],
+        running: Sequence[Poly],
+        halves: bool,
+    ) -> bool:
+        key = (one, shifts, lows, highs, tuple(running), halves)
+        if key not in self._done:
+            self._done[key] = self._prove(one, shifts, lows, highs, running, halves)
+        return self._done[key]
+
+    def _prove(
+        self,
+        one: _Round,
+        shifts: tuple[int, int],
+        lows: tuple[Poly, Poly],
+        highs: tuple[Poly, Poly],
+        running: Sequence[Poly],
+        halves: bool,
+    ) -> bool:
+        row, index = self.row, one.test.index
+        low, high = one.low + shifts[0], one.high + shifts[1]
+        (low_first, least), (high_first, most) = lows, highs
+        facts = [row - low, high - row, low - low_first, high_first - high, row - low_first, most - row, *running]
+        mask = one.test.mask
+        on, off = facts_of([mask] if mask else []), facts_of([self.space.negate(mask)] if mask else [])
+        # What is read is a boundary, so that it says where r is.
+        if not all(self.prover.proves(goal, [*facts, *on]) for goal in (index - least, most - index)):
+            return False
+        cases = [(True, [*facts, *on, row - index - 1]), (False, [*facts, *on, index - row])]
+        if mask is not None:
+            cases += [(value, [*facts, *off]) for value in (True, False)]
+        for value, known in cases:
+            after = self._decided(one, value)
+            low_after, high_after = after[0] + shifts[0], after[1] + shifts[1]
+            goals = [row - low_after, high_after - row, low_after - low_first, high_first - high_after]
+            goals += [(high - low) - (high_after - low_after) * 2] if halves else []
+            if not all(self.prover.proves(goal, known) for goal in goals):
+                return False
+        return True
+
+    def _decided(self, one: _Round, value: bool) -> tuple[Poly, Poly]:
+        """The values after the round, with the comparison decided."""
+        test, space = one.test.node, self.space
+        said = {test: space.true if value else space.false, space.negate(test): space.false if value else space.true}
+        rewriter = Rewriter(space, said.get)
+        return rewriter.poly(one.low_after), rewriter.poly(one.high_after)
+
+    def ends(self, one: _Round, condition: Node) -> bool:
+        """Where the loop's test fails, L >= H."""
+        shifts = _shifts(one)
+        over = facts_of([self.space.negate(condition)])
+        if shifts is None or not over:
+            return False
+        return self.prover.proves((one.low + shifts[0]) - (one.high + shifts[1]), over)
+
+
+def _meaning(node: Node) -> list[Poly]:
+    """Bounds of a node by itself. Scalars count as not negative, as everywhere."""
+    me = Poly({(node,): 1})
+    out = [me - node.low] if node.low is not None else [me] if node.op == "sym" else []
+    return out + ([-me + node.high] if node.high is not None else [])
+
+
+def _shifts(one: _Round) -> tuple[int, int] | None:
+    """What turns the low value into L (m + 1 after a boundary not above the key) and the high one into H (m after one
+    above it)."""
+    up = _step(one.low_after, one.test.index, (0, 1))
+    down = _step(one.high_after, one.test.index, (0, -1))
+    return None if up is None or down is None else (1 - up, -down)
+
+
+def _step(after: Poly, index: Poly, wanted: tuple[int, int]) -> int | None:
+    """How far from the index that was read one of the values chosen between lies."""
+    for branch in _branches(after):
+        gap = (branch - index).const
+        if gap in wanted:
+            return gap
+    return None
+
+
+def _branches(poly: Poly) -> Iterator[Poly]:
+    """What nested choices choose between."""
+    node = poly.node
+    if node is None or node.op != "ite":
+        yield poly
+        return
+    for arg in node.args[1:]:
+        if isinstance(arg, Poly):
+            yield from _branches(arg)
+
+
+# loops ------------------------------------------------------------------------------------------------------------
+
+
+def loop_searches(space: Space, loops: Mapping[int, Loop]) -> list[Search]:
+    """Searches that loops make, as far as they are proved."""
+    proof = _Proof(space)
+    found = [_loop(space, proof, loop) for loop in loops.values()]
+    return [search for search in found if search is not None]
+
+
+def _loop(space: Space, proof: _Proof, loop: Loop) -> Search | None:
+    parts: list[Part] = [after for _, after in loop.carried.values()]
+    if loop.condition is not None:
+        parts.append(loop.condition)
+    tests = [t for n in _inside(parts) for t in _comparisons(space, n) if _moves(loop, t.index)]
+    for test in sorted(tests, key=lambda t: t.node.uid):
+        for attempt in (_bisects, _walks, _counts):
+            found = attempt(space, proof, loop, test)
+            if found is not None:
+                return found
+    return None
+
+
+def _bisects(space: Space, proof: _Proof, loop: Loop, test: _Test) -> Search | None:
+    """Two carried values close in on the row."""
+    rounds = None if loop.trip.high is None or loop.condition is not None else loop.trip.high + 1
+    running = facts_of([loop.condition] if loop.condition is not None else [])
+    for low, (low_first, low_after) in loop.carried.items():
+        for high, (high_first, high_after) in loop.carried.items():
+            one = _Round(test, _poly(low), _poly(high), low_after, high_after)
+            shifts = _shifts(one) if low is not high else None
+            if shifts is None or not proof.rounds(one, (low_first, high_first), running, rounds is not None):
+                continue
+            if rounds is not None or loop.condition is not None and proof.ends(one, loop.condition):
+                return _search(space, test, loop, low_first + shifts[0], high_first + shifts[1], rounds)
+    return None
+
+
+def _walks(space: Space, proof: _Proof, loop: Loop, test: _Test) -> Search | None:
+    """Goes on while the boundary is not above the key, one boundary at a time, at most as far as another test says."""
+    condition, trip = loop.condition, _poly(loop.trip)
+    if condition is None or _moves(loop, test.index - trip):
+        return None
+    parts = [p for p in (condition.args if condition.op == "and" else (condition,)) if isinstance(p, Node)]
+    others = [p for p in parts if p is not test.node]
+    if len(others) == len(parts) or len(others) > 1:
+        return None
+    start = test.index - trip
+    if not others:
+        return _search(space, test, loop, start, None, None)
+    bound = next(others[0].polys()) + trip + 1 if others[0].op == "ge" else trip
+    return None if _moves(loop, bound) else _search(space, test, loop, start, start + bound, None)
+
+
+def _counts(space: Space, proof: _Proof, loop: Loop, test: _Test) -> Search | None:
+    """Counts the boundaries of an interval that are not above the key."""
+    start = test.index - _poly(loop.trip)
+    if loop.lower is None or loop.upper is None or loop.step != Poly.of(1) or _moves(loop, start) or test.mask:
+        return None
+    counted = space.choose(test.node, Poly.of(1), Poly.of(0))
+    for node, (_, after) in loop.carried.items():
+        if after in (_poly(node) + counted, space.choose(test.node, _poly(node) + 1, _poly(node))):
+            return _search(space, test, loop, start, start + loop.upper - loop.lower, None)
+    return None
+
+
+def _moves(loop: Loop, poly: Poly) -> bool:
+    """Something that the loop changes is in it."""
+    return bool(poly.leaves & {loop.trip, *loop.carried})
+
+
+def _search(space: Space, test: _Test, loop: Loop, first: Poly, last: Poly | None, rounds: int | None) -> Search:
+    return Search(test.arg, test.key, loop.line, loop.ident, first, last, rounds, _tests(space, test))
+
+
+def _tests(space: Space, test: _Test) -> frozenset[Node]:
+    """The comparison and the mask of what it compares, either way round."""
+    both = [test.node] + ([test.mask] if test.mask is not None else [])
+    return frozenset(both) | {space.negate(n) for n in both}
+
+
+def _poly(node: Node) -> Poly:
+    return Poly({(node,): 1})
+
+
+# rounds written out -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One of the two values after a round that is written out: `yes` after a boundary not above the key."""
+
+    test: _Test
+    yes: Poly
+    no: Poly
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """A search whose rounds are written out: what it ends with, the values between rounds, and what bounds these
+    whatever the boundaries are (None: not known)."""
+
+    search: Search
+    end: Node
+    between: tuple[tuple[Node, Poly | None, Poly | None], ...]
+
+    def leaves(self, space: Space) -> dict[Node, Poly]:
+        """A leaf for each of the values: "found" for what it ends with, "probe" for the others."""
+        search, out = self.search, {}
+        for node, low, high in self.between:
+            op = "found" if node is self.end else "probe"
+            args = (search.arg, _poly(node), search.first, search.last, low, high)
+            out[node] = space.leaf(op, *args, low=node.low, high=node.high)
+        return out
+
+
+def ends_of(node: Node) -> tuple[Poly, ...]:
+    """Where the search behind a leaf begins and ends."""
+    return tuple(p for p in node.args[2:4] if isinstance(p, Poly))
+
+
+def within(node: Node) -> list[Poly]:
+    """Polynomials that are >= 0 by where the search behind a leaf moves."""
+    low, high = node.args[4:6]
+    out = [_poly(node) - low] if isinstance(low, Poly) else []
+    return out + ([high - _poly(node)] if isinstance(high, Poly) else [])
+
+
+def unrolled_searches(space: Space, accesses: Sequence[Access], more: Sequence[Part]) -> list[Unrolled]:
+    """Searches whose rounds are written out one after another, as far as they are proved.
+
+    more: other expressions that may hold what they end with."""
+    lines = {(a.arg, a.poly): a.line for a in accesses if a.kind == "load"}
+    parts: list[Part] = [p for a in accesses for p in (a.poly, a.mask, *a.guards)]
+    choices = dict(_choices(space, _inside([*parts, *more])))
+    lows = {n: c for n, c in choices.items() if (c.yes - c.test.index).const in (0, 1) and not _is_index(c.no, c)}
+    highs = {c.test.node: n for n, c in choices.items() if (c.no - c.test.index).const in (0, -1)}
+    before = {node for c in lows.values() if (node := c.no.node) in lows}
+    proof = _Proof(space)
+    out: list[Unrolled] = []
+    for last in sorted(lows.keys() - before, key=lambda n: n.uid):
+        chain = [last]
+        while (node := lows[chain[0]].no.node) in lows:
+            assert node is not None
+            chain.insert(0, node)
+        found = _Written(space, proof, choices, [(n, lows[n], highs.get(lows[n].test.node)) for n in chain]).search()
+        if found is not None:
+            line = lines.get((found.search.arg, lows[chain[0]].test.offset), 0)
+            out.append(replace(found, search=replace(found.search, line=line)))
+    return out
+
+
+def _is_index(poly: Poly, choice: _Choice) -> bool:
+    """Near the index that was read: the value moves on either side, so that it is not the one kept."""
+    return (poly - choice.test.index).const is not None
+
+
+def _choices(space: Space, nodes: Iterator[Node]) -> Iterator[tuple[Node, _Choice]]:
+    tests: dict[Node, list[_Test]] = {}
+    for node in nodes:
+        if node.op != "ite":
+            continue
+        condition, a, b = node.args
+        assert isinstance(condition, Node) and isinstance(a, Poly) and isinstance(b, Poly)
+        if condition not in tests:
+            tests[condition] = _comparisons(space, condition)
+        # The boundary is loaded after the key, since its index depends on earlier ones.
+        for test in tests[condition][-1:]:
+            yield node, _Choice(test, a, b) if test.node is condition else _Choice(test, b, a)
+
+
+@dataclass
+class _Written:
+    """The rounds of one value, first to last: its choice in each, and the other value's, where it is used."""
+
+    space: Space
+    proof: _Proof
+    choices: Mapping[Node, _Choice]
+    chain: Sequence[tuple[Node, _Choice, Node | None]]
+
+    def search(self) -> Unrolled | None:
+        """The search, if every round is proved, with what stands before each as two symbols."""
+        start = self.chain[0][2]
+        if start is None or len({(c.test.arg, c.test.stride, c.test.key) for _, c, _ in self.chain}) != 1:
+            return None
+        first = (self.chain[0][1].no, self.choices[start].yes)
+        shifts: tuple[int, int] | None = None
+        rounds: list[_Round] = []
+        for number in range(len(self.chain)):
+            one = self._round(number, first, shifts)
+            shifts = _shifts(one) if one is not None else None
+            if one is None or shifts is None or not self.proof.rounds(one, first, (), True):
+                return None
+            rounds.append(one)
+        assert shifts is not None
+        test, low, high = self.chain[0][1].test, first[0] + shifts[0], first[1] + shifts[1]
+        tests = frozenset(t for _, c, _ in self.chain for t in _tests(self.space, c.test))
+        found = Search(test.arg, test.key, 0, None, low, high, len(self.chain), tests)
+        return Unrolled(found, self.chain[-1][0], self._between(first, rounds))
+
+    def _round(self, number: int, first: tuple[Poly, Poly], shifts: tuple[int, int] | None) -> _Round | None:
+        low_node, choice, high_node = self.chain[number]
+        earlier = self.chain[number - 1][2] if number else None
+        high = first[1] if number == 0 else _poly(earlier) if earlier is not None else None
+        if high is None or (high_node is not None and self.choices[high_node].yes != high):
+            return None
+        if high_node is not None:
+            after = _poly(high_node)
+        else:
+            # Nothing uses the last round's high value: that it could be had is enough.
+            assert shifts is not None
+            after = self.space.choose(choice.test.node, high, choice.test.index - shifts[1])
+        one = _Round(choice.test, choice.no, high, _poly(low_node), after)
+        return _generic(self.space, one) if number else one
+
+    def _between(
+        self, first: tuple[Poly, Poly], rounds: Sequence[_Round]
+    ) -> tuple[tuple[Node, Poly | None, Poly | None], ...]:
+        """Every value after a round, with the bounds that hold at first and survive every round."""
+        symbols = _symbols(self.space)
+        limits = [first[0], first[0] - 1, first[1], first[1] + 1]
+        kept = [(k, s, t) for k in (0, 1) for s in (1, -1) for t in (limits[:2] if s > 0 else limits[2:])]
+        prover = self.proof.prover
+        kept = [(k, s, t) for k, s, t in kept if prover.proves((first[k] - t) * s, [])]
+        while True:
+            facts = [(symbols[k] - t) * s for k, s, t in kept]
+            alive = [b for b in kept if all(self._survives(one, b, first, facts) for one in dict.fromkeys(rounds))]
+            if len(alive) == len(kept):
+                break
+            kept = alive
+
+        def limit(which: int, sign: int) -> Poly | None:
+            return next((t for k, s, t in kept if (k, s) == (which, sign)), None)
+
+        values = [(node, 0) for node, _, _ in self.chain] + [(node, 1) for _, _, node in self.chain if node is not None]
+        return tuple((node, limit(which, 1), limit(which, -1)) for node, which in values)
+
+    def _survives(
+        self, one: _Round, bound: tuple[int, int, Poly], first: tuple[Poly, Poly], facts: Sequence[Poly]
+    ) -> bool:
+        which, sign, limit = bound
+        after = (one.low_after, one.high_after)[which]
+        return self.proof.prover.proves((after - limit) * sign, facts)
+
+
+def _symbols(space: Space) -> tuple[Poly, Poly]:
+    """What stands for the two values before a round."""
+    return space.leaf("opaque", -1), space.leaf("opaque", -2)
+
+
+def _generic(space: Space, one: _Round) -> _Round | None:
+    """The round with symbols for what stands before it, and for the boundary that it reads."""
+    low, high = one.low.node, one.high.node
+    if low is None or high is None:
+        return None
+    symbols: dict[Node, Poly | Node] = dict(zip((low, high), _symbols(space)))
+    before, test = Rewriter(space, dict(symbols).get), one.test
+    index, mask = before.poly(test.index), before.truth(test.mask) if test.mask is not None else None
+    load = space.make("load", test.arg, index * test.stride, mask, None)
+    node = space.ge(test.key - _poly(load))
+    after = Rewriter(space, {**symbols, test.node: node, space.negate(test.node): space.negate(node)}.get)
+    renamed = _Test(node, load, test.arg, test.stride, index, test.key)
+    polys = (after.poly(p) for p in (one.low, one.high, one.low_after, one.high_after))
+    return _Round(renamed, *polys)
