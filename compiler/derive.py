@@ -181,9 +181,10 @@ class _Deriver:
         if any(view.seen.mixes(access.shape, *lane) for _, access, row in group for lane in row.lanes):
             self._reason("values of several rows are combined in one program")
         for name, access, row in group:
-            gap = (row.poly - first.poly).const
-            same = gap == 0 or access.kind == "load" and gap is not None and gap < 0
-            if row.scale != first.scale or not same:
+            alike = row.scale == first.scale
+            here, there = (row.poly, first.poly) if alike else (row.index(view.space), first.index(view.space))
+            gap = (here - there).const
+            if gap != 0 and not (access.kind == "load" and gap is not None and gap < 0):
                 self._reason(f"line {access.line} is of another row of {name} than the program's own")
 
     # ------------------------------------------------------------------------------------------------ searches
@@ -340,7 +341,7 @@ class _Deriver:
             return "global"
         if "boundary" in self.roles.values():
             return "segment"
-        rows = [row.poly for found in self.rows.values() for _, row in found]
+        rows = [row.index(self.launch.view.space) for found in self.rows.values() for _, row in found]
         return "row" if all(r == rows[0] for r in rows) else "prefix"
 
 

@@ -102,7 +102,8 @@ def _inside(node: Node, leaves: set[Node]) -> bool:
 def _is_own(launch: Launch, below: Poly, extent: sympy.Expr, rows: Rows) -> bool:
     for name, found in rows.items():
         for _, row in found:
-            if below == row.poly and sympy.expand(extent - launch.size(name) * row.scale) == 0:
+            pairs = ((row.poly, row.scale), (row.index(launch.view.space), 1))
+            if any(below == poly and sympy.expand(extent - launch.size(name) * scale) == 0 for poly, scale in pairs):
                 return True
     return False
 

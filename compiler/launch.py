@@ -17,6 +17,7 @@ from capwise.kernel_access.access import Access
 from capwise.kernel_access.bounds import Bounds, extent, facts_at
 from capwise.kernel_access.printing import to_sympy
 from capwise.kernel_access.rewrite import Rewriter
+from capwise.kernel_access.space import Space
 from capwise.kernel_access.symbolic import Node, Poly, addressing
 from capwise.runtime.kernel_call import GRID, KernelCall
 
@@ -27,11 +28,15 @@ ENDS = frozenset({"exit", "carry", "found"})
 
 @dataclass(frozen=True)
 class Row:
-    """The row of an argument's leading axis that an access is of: `poly` itself, or `poly` elements in rows of
-    `scale`."""
+    """The row of an argument's leading axis that an access is of: `poly` itself, or that of `poly` groups of elements
+    with `scale` groups a row."""
 
     poly: Poly
     scale: int = 1
+
+    def index(self, space: Space) -> Poly:
+        """The row's number. Programs and lanes count from 0, so that rounding towards zero is rounding down."""
+        return self.poly if self.scale == 1 else space.div(self.poly, Poly.of(self.scale))
 
     @property
     def pids(self) -> set[int]:
@@ -147,7 +152,7 @@ class Launch:
             width = self.width(name)
             if width is None:
                 return None
-            found = Row(poly, width)
+            found = self._grouped(access, poly, width)
         own = all(n.op in ("pid", "lane") for n in found.poly.leaves)
         return found if own and not self.open_in(*found.poly.leaves) else None
 
@@ -194,6 +199,15 @@ class Launch:
                 inside = {m: c for m, c in poly.terms.items() if node not in m}
                 return poly.coefficient(node), Poly(inside)
         return None
+
+    def _grouped(self, access: Access, poly: Poly, width: int) -> Row:
+        """An offset as groups of elements and what is left inside of a group, with the largest groups that a row can
+        be divided into: the row of the group is the row of the element."""
+        for size in (n for n in range(width // 2, 1, -1) if width % n == 0):
+            rest = Poly({m: c for m, c in poly.terms.items() if c % size})
+            if rest.terms and self._within(access, rest, size):
+                return Row(Poly({m: c // size for m, c in poly.terms.items() if c % size == 0}), width // size)
+        return Row(poly, width)
 
     def _within(self, access: Access, rest: Poly, width: int | None) -> bool:
         """0 <= rest < width where the access happens."""
