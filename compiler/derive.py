@@ -18,11 +18,12 @@ from capwise.axes import as_expr
 from capwise.derived_scalars import check_scalars
 from capwise.kernel_access import prove_sentinel
 from capwise.kernel_access.access import Access
-from capwise.kernel_access.sentinel import Tail
+from capwise.kernel_access.hazards import null_values
+from capwise.kernel_access.sentinel import Index, Tail
 from capwise.kernel_access.symbolic import addressing
 from capwise.launch import ENDS, Launch, Row, dense_width
 from capwise.ops import contract as c
-from capwise.runtime.kernel_call import KernelCall, call_of
+from capwise.runtime.kernel_call import GRID, KernelCall, call_of
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class _Deriver:
         self.roles = launch.view.roles
         self.rows: dict[str, list[tuple[Access, Row]]] = {}
         self.fixed_writes: list[Access] = []
+        # What counts the rows: programs, or the lanes of a tile that every program has whole.
+        self.by: Index = "pid"
 
     def run(self) -> None:
         """Collects rows, then asks each question; any reason on the way leaves the contract open."""
@@ -107,6 +110,7 @@ class _Deriver:
         self.found.strides = strides
         for name in self.launch.call.pointers:
             self._classify(name)
+        self.by = "lane" if self._has_all_rows() else "pid"
         self._agree()
         self._searches()
         host = check_scalars(self.launch, self.rows, self.found.reasons)
@@ -153,6 +157,13 @@ class _Deriver:
         """Rows that a loaded value or the end of a search names: live ones, for a live program."""
         return any(n.op == "load" or n.op in ENDS for n in addressing(access.poly))
 
+    def _has_all_rows(self) -> bool:
+        """Every program has all rows, a lane each; however many programs there are then does not say what is touched."""
+        if any(row.pids for found in self.rows.values() for _, row in found):
+            return False
+        highs = [high for row in self.launch.call.summary.arguments for high in row.extents]
+        return all(high is not None and not self.launch.open_in(*high.leaves) & set(GRID) for high in highs)
+
     def _agree(self) -> None:
         """All own rows of one axis are the same row; reads may be of earlier ones."""
         groups: dict[frozenset[sympy.Symbol], list[tuple[str, Access, Row]]] = {}
@@ -169,9 +180,10 @@ class _Deriver:
         launch = self.launch
         wanted = launch.depends(launch.size(name))
         over = [launch.depends(launch.grid[k]) for k in sorted(row.pids)]
-        if frozenset().union(*over) != wanted or any(o and o != wanted for o in over):
+        whole = self.by == "lane" and not row.pids and bool(row.lanes)
+        if not whole and (frozenset().union(*over) != wanted or any(o and o != wanted for o in over)):
             self._reason(f"the grid does not run over the rows of {name} (line {access.line})")
-        padded = {k for k, g in enumerate(launch.grid) if launch.depends(g)}
+        padded = {k for k, g in enumerate(launch.grid) if launch.depends(g) and not whole}
         if access.kind != "load" and not padded <= row.pids:
             self.fixed_writes.append(access)
 
@@ -238,8 +250,29 @@ class _Deriver:
             if common and writes and writes[0]:
                 null = 0 if 0 in common else max(common)
                 arguments[name] = replace(arguments[name], tail=c.Fill(null), into=writes[0], null=null)
-            elif name in self.rows:
+            else:
+                arguments[name] = self._reading(name, arguments[name])
                 self._reads_through(name)
+
+    def _reading(self, slot: str, axes: c.Axes) -> c.Axes:
+        """A slot that rows of one argument are only read through; its null, where nothing is read with that."""
+        accesses = [a for a in self.launch.view.accesses if self._is_row_number(a, slot)]
+        leaves = [(a, n) for a in accesses for n in addressing(a.poly) if n.op == "load" and n.args[0] == slot]
+        nulls = [set(null_values(a, n)) for a, n in leaves]
+        common = set.intersection(*nulls) if nulls else set()
+        into = {a.arg for a in accesses}
+        if len(into) != 1 or not common:
+            return axes
+        return replace(axes, into=into.pop(), null=0 if 0 in common else max(common))
+
+    def _is_row_number(self, access: Access, slot: str) -> bool:
+        """The slot is multiplied by the leading stride of the argument: it does not count columns."""
+        if access.arg not in self.launch.tensors or self.launch.is_batch(access.arg) or not self._names(access, slot):
+            return False
+        step = as_expr(self.launch.tensors[access.arg].strides[0])
+        poly = self.launch.poly(access.poly)
+        loads = [n for n in poly.nodes() if n.op == "load" and n.args[0] == slot]
+        return any(self.launch.expr(poly.coefficient(n)) == step for n in loads)
 
     def _reads_through(self, slot: str) -> None:
         for access in self.launch.view.accesses:
@@ -258,11 +291,11 @@ class _Deriver:
     def _prove(self, arguments: dict[str, c.Axes]) -> None:
         """Padded programs write nothing that lives, rows of their own apart, given the contract's tails."""
         targets = tuple(dict.fromkeys(a.arg for a in self.fixed_writes if a.arg))
-        if not targets or not any(self.launch.depends(g) for g in self.launch.grid):
+        if not targets or not self.rows:
             return
         summary = self.launch.call.summary
         nulls = {n for n, axes in arguments.items() if axes.null is not None}
-        proof = prove_sentinel(summary, _tails({n: a for n, a in arguments.items() if n not in nulls}), targets)
+        proof = prove_sentinel(summary, _tails({n: a for n, a in arguments.items() if n not in nulls}), targets, self.by)
         if proof.verdict == "proved":
             # Whatever the slot, nothing is written: the boundaries' own tail is enough.
             for name in nulls:
@@ -270,7 +303,7 @@ class _Deriver:
                 self.found.nulls.pop(name)
                 self._reads_through(name)
         else:
-            proof = prove_sentinel(summary, _tails(arguments), targets)
+            proof = prove_sentinel(summary, _tails(arguments), targets, self.by)
         if proof.verdict == "proved":
             self.found.proofs = proof.path
             return

@@ -66,6 +66,9 @@ def _ngram_ids_kernel(
     starts_stride,
     context_stride_row,
     context_stride_column,
+    multipliers_stride,
+    sizes_stride,
+    offsets_stride,
     eos,
     CONTEXT: tl.constexpr,
     HEADS: tl.constexpr,
@@ -90,10 +93,10 @@ def _ngram_ids_kernel(
         older = tl.load(context_ptr + older_at, mask=live & (position < s) & (column >= 0), other=eos).to(tl.int64)
         word = tl.where(crossed, eos, tl.where(inside, newer, older)).to(tl.int64)
         crossed = crossed | (word == eos)
-        mixed = mixed ^ (word * tl.load(multipliers_ptr + s))
+        mixed = mixed ^ (word * tl.load(multipliers_ptr + tl.full([], s, tl.int64) * multipliers_stride))
         at = (s - 1) * HEADS + head
-        size = tl.load(sizes_ptr + at, mask=head < HEADS, other=1)
-        offset = tl.load(offsets_ptr + at, mask=head < HEADS, other=0)
+        size = tl.load(sizes_ptr + at.to(tl.int64) * sizes_stride, mask=head < HEADS, other=1)
+        offset = tl.load(offsets_ptr + at.to(tl.int64) * offsets_stride, mask=head < HEADS, other=0)
         remainder = mixed[:, None] % size[None, :]
         remainder = tl.where(remainder < 0, remainder + size[None, :], remainder)
         out_at = token[:, None].to(tl.int64) * (CONTEXT * HEADS) + at[None, :]
@@ -118,6 +121,9 @@ def _launch(input_ids, query_start_loc, ngram_context, multipliers, sizes, offse
         query_start_loc.stride(0),
         ngram_context.stride(0),
         ngram_context.stride(1),
+        multipliers.stride(0),
+        sizes.stride(0),
+        offsets.stride(0),
         eos,
         CONTEXT=context,
         HEADS=heads,
@@ -151,13 +157,13 @@ def ple_ngram_ids(
     offsets: torch.Tensor,
     eos: int,
 ) -> torch.Tensor:
-    """N-gram table rows of every token.
+    """N-gram table rows of every token. Strides of every argument are honoured.
 
     Args:
         input_ids: int32 or int64 [T].
         query_start_loc: int32 [R+1], where each request's chunk starts; the last one is T.
         ngram_context: int32 [R, n-1], the tokens before each chunk, oldest first, eos where there is none.
-        multipliers, sizes, offsets: int64 [n], [H], [H], dense.
+        multipliers, sizes, offsets: int64 [n], [H], [H].
 
     Returns:
         int64 [T, H].
@@ -166,12 +172,11 @@ def ple_ngram_ids(
         ValueError: extents that contradict each other.
     """
     _check(input_ids, query_start_loc, ngram_context, multipliers, sizes, offsets)
-    tables = (multipliers.contiguous(), sizes.contiguous(), offsets.contiguous())
     if not on_triton(input_ids):
-        return ngram_ids_reference(input_ids, query_start_loc, ngram_context, *tables, eos)
+        return ngram_ids_reference(input_ids, query_start_loc, ngram_context, multipliers, sizes, offsets, eos)
     out = input_ids.new_empty((input_ids.shape[0], sizes.shape[0]), dtype=torch.int64)
     if input_ids.shape[0]:
-        _launch(input_ids, query_start_loc, ngram_context, *tables, eos, out)
+        _launch(input_ids, query_start_loc, ngram_context, multipliers, sizes, offsets, eos, out)
     return out
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from capwise.ops.contract import Any, Axes, Contract, Rows, contract
+from capwise.ops.contract import Any, Axes, Contract, Rows, Slots, contract
 from capwise.ops.launch import block, jit, on_triton, tl
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
@@ -33,7 +33,7 @@ def _table_gather_kernel(
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    column = tl.arange(0, BLOCK_D)
+    column = tl.arange(0, BLOCK_D).to(tl.int64)
     token, head = place // heads, place % heads
     row = tl.load(ids_ptr + token * ids_row + head * ids_head, mask=token < tokens, other=-1).to(tl.int64)
     inside = (token < tokens)[:, None] & (column < width)[None, :]
@@ -182,7 +182,7 @@ def _(ids, table):
 def table_gather_contract() -> Contract:
     return Contract(
         rows={
-            "ids": Rows("T", None, tail=Any()),
+            "ids": Slots("T", None, into="table", null=-1, tail=Any()),
             "table": Axes((None, None)),
             "out": Rows("T", None, write=True),
         },
@@ -229,7 +229,7 @@ def _(ids, table, scale, dtype):
 def table_gather_fp8_contract() -> Contract:
     return Contract(
         rows={
-            "ids": Rows("T", None, tail=Any()),
+            "ids": Slots("T", None, into="table", null=-1, tail=Any()),
             "table": Axes((None, None)),
             "scale": Axes(()),
             "out": Rows("T", None, write=True),

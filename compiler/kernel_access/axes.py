@@ -147,9 +147,10 @@ def _bounding(accesses: Sequence[Access], table: Mapping[int, Loop]) -> set[Node
 
 
 def _ordered(condition: Node) -> frozenset[Node]:
-    """Leaves of the order comparisons in a condition: a test for equality bounds nothing."""
+    """What the two sides of the order comparisons in a condition are made of: a test for equality bounds nothing, nor
+    does a flag that chooses between bounds."""
     if condition.op == "ge":
-        return condition.leaves
+        return frozenset().union(*map(addressing, condition.polys()))
     parts = (_ordered(a) for a in condition.args if isinstance(a, Node))
     return frozenset().union(*parts) if condition.op in ("and", "or", "not") else frozenset()
 

@@ -5,6 +5,7 @@ Straight-line operations are in `arith` and `access`; here stand regions, branch
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from capwise.kernel_access import access, loops
 from capwise.kernel_access.access import Access, Loop
 from capwise.kernel_access.arith import MEANINGS, bits_of, is_int
 from capwise.kernel_access.cfg import Conditions, Flow, flow
+from capwise.kernel_access.neutral import asks_any, is_neutral
 from capwise.kernel_access.parse import Block, Func, Op, Type, parse_type, split_top
 from capwise.kernel_access.rewrite import Rewriter
 from capwise.kernel_access.seen import Seen, Watcher
@@ -52,6 +54,9 @@ class Machine:
         self.accesses: list[Access] = []
         self.watcher = Watcher()
         self.seen = Seen()
+        # The operation behind each name; of truth values, what asks whether any is true.
+        self.made: dict[str, Op] = {}
+        self.any_of: dict[Node, Node] = {}
         self.loops: dict[int, Loop] = {}
         self.unknown: dict[str, None] = {}
         self.assumed: list[tuple[tuple[Node, ...], Node]] = []
@@ -62,6 +67,7 @@ class Machine:
         self.muted = 0
         self._fresh = 0
         self._calls: list[str] = []
+        self._counts: dict[str, Counter[str]] = {}
 
     # what handlers use --------------------------------------------------------------------------------------------
 
@@ -125,6 +131,38 @@ class Machine:
         self.assumed = [(tuple(map(rewriter.truth, where)), rewriter.truth(node)) for where, node in self.assumed]
         for loop in self.loops.values():
             loop.rewrite(rewriter)
+
+    def _any(self, value: Int) -> Int | None:
+        """The largest of 0 and 1: 1 where a condition holds in any lane."""
+        node = value.poly.node
+        if node is None or node.op != "ite" or [p.const for p in node.polys()] != [1, 0]:
+            return None
+        leaf = self.space.leaf("opaque", self.fresh(), low=0, high=1)
+        assert leaf.node is not None and isinstance(node.args[0], Node)
+        self.any_of[leaf.node] = node.args[0]
+        return Int(leaf)
+
+    def judge_any(self, op: Op, node: Node) -> None:
+        """A branch taken where any lane needs it, which leaves the others as they are, combines no lanes."""
+        test = self.made.get(op.operands[0])
+        leaves = [n for n in node.leaves if n in self.any_of]
+        if self.muted or test is None or node.op != "ge" or len(leaves) != 1 or node.leaves != set(leaves):
+            return
+        mine = self.any_of[leaves[0]]
+        asked = next((n for n in test.operands if (o := self.made.get(n)) is not None and asks_any(o)), None)
+        if asked is None or self._uses(asked) != 1 or self._uses(op.operands[0]) != 1:
+            return
+        others = op.regions[1][0].ops if len(op.regions) > 1 and len(op.regions[1]) == 1 else ()
+        if len(others) == 1 and is_neutral(op.regions[0], others[0].operands, mine, self.made, self.env):
+            self.watcher.combined.pop(asked, None)
+            self.watcher.finite[op.line] = None
+
+    def _uses(self, name: str) -> int:
+        """How often the function that runs uses a name."""
+        function = self._calls[-1]
+        if function not in self._counts:
+            self._counts[function] = Counter(_operands(self.functions[function].blocks))
+        return self._counts[function][name]
 
     # functions and blocks -----------------------------------------------------------------------------------------
 
@@ -232,7 +270,7 @@ class Machine:
         if not self.muted:
             self.watcher.watch(op, args, values)
         for name, value in zip(op.results, values, strict=True):
-            self.env[name] = value
+            self.env[name], self.made[name] = value, op
 
     def _simple(self, op: Op) -> list[Value]:
         kinds = result_types(op)
@@ -259,6 +297,8 @@ class Machine:
             return Int(self.space.leaf("grid", axis, low=1))
         if op.name in _BARRIERS:
             self.barriers += 1
+        elif asks_any(op) and isinstance(args[0], Int) and is_int(kind):
+            return self._any(args[0])
         elif op.name == "llvm.intr.assume" and isinstance(args[0], Bool):
             self.assumed.append((tuple(self.guards), args[0].node))
         elif op.name == "tt.bitcast" and isinstance(args[0], Ptr):
@@ -266,6 +306,15 @@ class Machine:
         elif op.name not in _EXACT_PURE and not op.name.startswith(_PURE):
             self.note(f"{op.name} (line {op.line})")
         return None
+
+
+def _operands(blocks: Sequence[Block]) -> Iterator[str]:
+    """Names that operations use, those in regions too."""
+    for op in (op for block in blocks for op in block.ops):
+        yield from op.operands
+        yield from (name for _, names in op.successors for name in names)
+        for region in op.regions:
+            yield from _operands(region)
 
 
 def _recast(pointer: Ptr, kind: Type) -> Value | None:
@@ -306,6 +355,7 @@ def _if(machine: Machine, op: Op) -> list[Value]:
     if len(op.regions) > 1:
         with machine.under(machine.space.negate(node)):
             no = machine.blocks(op.regions[1])
+    machine.judge_any(op, node)
     if not op.results:
         return []
     return [choose(machine.space, node, a, b) for a, b in zip(yes, no, strict=True)]

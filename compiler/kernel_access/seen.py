@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from capwise.kernel_access.parse import Op, parse_type, split_top
 from capwise.kernel_access.symbolic import Node, Poly
@@ -23,11 +23,13 @@ Combined = tuple[tuple[int, ...], int]
 @dataclass(frozen=True)
 class Seen:
     """tests: comparisons. content: integers that are stored or turned into other data. combined: the tiles whose lanes
-    are combined along one dimension, as (shape, dimension); None among them where that is not known."""
+    are combined along one dimension, as (shape, dimension); None among them where that is not known. finite: lines of
+    branches that leave other rows as they are, as long as what they multiply zeros with is finite."""
 
     tests: tuple[Node, ...] = ()
     content: tuple[Poly, ...] = ()
     combined: frozenset[Combined | None] = frozenset()
+    finite: tuple[int, ...] = ()
 
     def mixes(self, shape: tuple[int, ...], dim: int, size: int) -> bool:
         """Whether lanes along a dimension of a tile of this shape may be combined with each other. A tile of another
@@ -39,7 +41,7 @@ class Seen:
 
     def mapped(self, poly: Callable[[Poly], Poly], truth: Callable[[Node], Node]) -> Seen:
         """The same with its expressions rewritten."""
-        return Seen(tuple(map(truth, self.tests)), tuple(map(poly, self.content)), self.combined)
+        return replace(self, tests=tuple(map(truth, self.tests)), content=tuple(map(poly, self.content)))
 
 
 @dataclass
@@ -48,7 +50,8 @@ class Watcher:
 
     tests: dict[Node, None] = field(default_factory=dict)
     content: dict[Poly, None] = field(default_factory=dict)
-    combined: set[Combined | None] = field(default_factory=set)
+    combined: dict[str, set[Combined | None]] = field(default_factory=dict)
+    finite: dict[int, None] = field(default_factory=dict)
 
     def watch(self, op: Op, args: Sequence[Value], results: Sequence[Value]) -> None:
         """One operation with its operands' and results' values."""
@@ -58,12 +61,13 @@ class Watcher:
             data = args[1:2] if op.name.startswith("tt.store") else args[1:] if "atomic" in op.name else args
             self.content |= {v.poly: None for v in data if isinstance(v, Int)}
         elif op.name in _COMBINES:
-            self.combined |= _combined(op)
+            self.combined[op.results[0]] = _combined(op)
         elif op.name in _REORDERS or _is_moved(op):
-            self.combined.add(None)
+            self.combined[op.results[0]] = {None}
 
     def seen(self) -> Seen:
-        return Seen(tuple(self.tests), tuple(self.content), frozenset(self.combined))
+        combined = frozenset[Combined | None]().union(*self.combined.values())
+        return Seen(tuple(self.tests), tuple(self.content), combined, tuple(self.finite))
 
 
 def _combined(op: Op) -> set[Combined | None]:

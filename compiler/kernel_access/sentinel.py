@@ -23,6 +23,7 @@ from capwise.kernel_access.summary import KernelSummary
 from capwise.kernel_access.symbolic import Node, Poly, addressing
 
 Tail = int | Literal["last"]
+Index = Literal["pid", "lane"]
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,21 @@ class Proof:
     path: tuple[str, ...]
 
 
-def prove_sentinel(summary: KernelSummary, tails: Mapping[str, Tail], own: tuple[str, ...] = ()) -> Proof:
+def prove_sentinel(
+    summary: KernelSummary, tails: Mapping[str, Tail], own: tuple[str, ...] = (), by: Index = "pid"
+) -> Proof:
     """With these tail values a padded program stores nothing to live rows or owned state.
 
     tails: argument name to the integer that its tail holds, or "last" for boundaries whose tail repeats the last live
     one. own: arguments whose rows a program id names but which are owned all the same (a state addressed by request).
+    by: "lane" where one program has all rows, a lane each: then a padded lane is meant.
     Raises: KeyError for an argument that the kernel does not have."""
     for name in tails:
         if name not in summary.signature:
             raise KeyError(name)
     if not summary.accesses and summary.unknown:
         return Proof("unknown", summary.unknown)
-    judge = _Judge(summary, tails, own)
+    judge = _Judge(summary, tails, own, by)
     proofs = [judge.store(a) for a in summary.accesses if a.kind != "load"]
     for verdict in ("refuted", "unknown"):
         lines = tuple(line for proof in proofs if proof.verdict == verdict for line in proof.path)
@@ -54,23 +58,24 @@ def prove_sentinel(summary: KernelSummary, tails: Mapping[str, Tail], own: tuple
     return Proof("proved", tuple(dict.fromkeys(line for proof in proofs for line in proof.path)))
 
 
-def _row_ids(offset: Poly) -> set[Node]:
-    """Program ids in the offset of a read at the program's own row; none where a loop or memory says what is read."""
+def _row_ids(offset: Poly, by: Index) -> set[Node]:
+    """Program ids (or lanes) in the offset of a read at the program's own row; none where a loop or memory says what is
+    read."""
     where = addressing(offset)
     if any(n.op in ("trip", "carry", "exit", "load", "found") for n in where):
         return set()
-    return {n for n in where if n.op == "pid"}
+    return {n for n in where if n.op == by}
 
 
 class _Judge:
-    def __init__(self, summary: KernelSummary, tails: Mapping[str, Tail], own: tuple[str, ...]) -> None:
+    def __init__(self, summary: KernelSummary, tails: Mapping[str, Tail], own: tuple[str, ...], by: Index) -> None:
         self.space: Space = summary.space
-        self.loops, self.tails, self.own = summary.loops, tails, own
+        self.loops, self.tails, self.own, self.by = summary.loops, tails, own, by
         written = frozenset(a.arg for a in summary.accesses if a.kind != "load" and a.arg)
         self.follow = Followed(summary.loops, written)
         self.tail = Rewriter(self.space, self._tail)
         tailed = [a.poly for a in summary.accesses if a.kind == "load" and a.arg in tails]
-        self.rows = {n for poly in tailed for n in _row_ids(poly)}
+        self.rows = {n for poly in tailed for n in _row_ids(poly, by)}
         self.bounds = Bounds(self.space, self.loops)
 
     def _tail(self, node: Node) -> Poly | None:
@@ -78,7 +83,7 @@ class _Judge:
         arg = str(node.args[0]) if node.op == "load" else ""
         if arg not in self.tails:
             return None
-        if not _row_ids(next(node.polys())):
+        if not _row_ids(next(node.polys()), self.by):
             return None
         value = self.tails[arg]
         poly = self.space.leaf("last", arg) if value == "last" else Poly.of(value)
@@ -135,7 +140,7 @@ class _Judge:
     def _own_row(self, access: Access, offset: Poly) -> bool:
         """The ids that make the program a padded one are in the offset, and nothing that memory named was."""
         named = any(n.op in ("load", "exit", "carry", "last", "found") for n in access.poly.leaves)
-        mine = {n for n in addressing(offset) if n.op == "pid"}
+        mine = {n for n in addressing(offset) if n.op == self.by}
         return not named and bool(mine) and self.rows <= mine
 
     def _reachable(self, access: Access, condition: Node) -> Literal["refuted", "unknown"]:

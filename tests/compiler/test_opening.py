@@ -16,7 +16,7 @@ from capwise.ops import contract as c
 from capwise.ops import samples
 from capwise.testing import ContractError, check_declared, open_op, opened_contracts, withheld_contracts
 
-LENGTHS = ([17, 3, 5], [20, 4, 1, 9, 2], [40, 1], [33, 2, 8, 4])
+LENGTHS = ([12, 3, 5], [16, 4, 1, 9, 2], [9, 1], [16, 16, 2, 8])
 OPS = torch.ops.capwise
 STATE = torch.ops.footgun.unit_stride_short_conv_state_.default
 
