@@ -26,12 +26,19 @@ def check_declared(op: torch._ops.OpOverload, contract: c.Contract, samples: Seq
         ValueError: as for `open_op`.
     """
     known = {a.name for a in op._schema.arguments}
-    axes = {n: a.axes for n, a in contract.arguments.items() if n in known and _changes(a)}
+    axes = {n: labels_of(a, n, samples) for n, a in contract.arguments.items() if n in known and _changes(a)}
     opened = open_op(op, samples, axes)
     found = [line for one in opened.launches for line in contradictions(op, contract, one)]
     if found:
         raise ContractError(f"contract of {op}: " + "; ".join(dict.fromkeys(found)))
     return opened
+
+
+def labels_of(axes: c.Axes, name: str, samples: Sequence[Sample]) -> tuple[str | int | None, ...]:
+    """The labels of an argument: of its leading dimensions, where it may have more of them than were declared."""
+    ranks = {v.dim() for _, kwargs in samples if isinstance(v := kwargs.get(name), torch.Tensor)}
+    more = max(ranks, default=0) - len(axes.axes)
+    return (*axes.axes, *[None] * more)
 
 
 def contradictions(op: torch._ops.OpOverload, contract: c.Contract, one: OpenedLaunch) -> Iterator[str]:

@@ -372,10 +372,18 @@ class _Deriver:
     def _locality(self) -> c.Locality:
         if self.found.unproved:
             return "global"
-        if "boundary" in self.roles.values():
-            return "segment"
         rows = [row.index(self.launch.view.space) for found in self.rows.values() for _, row in found]
-        return "row" if all(r == rows[0] for r in rows) else "prefix"
+        apart = any(r != rows[0] for r in rows)
+        if "boundary" in self.roles.values() and (apart or any(map(self._is_in_a_chunk, self.launch.view.accesses))):
+            return "segment"
+        return "prefix" if apart else "row"
+
+    def _is_in_a_chunk(self, access: Access) -> bool:
+        """Rows that are counted from a boundary; which request a row is of is no other row."""
+        name = access.arg or ""
+        loads = [n for n in addressing(access.poly, through_loads=False) if n.op == "load"]
+        boundary = any(self.roles.get(str(n.args[0])) == "boundary" for n in loads)
+        return boundary and self.launch.is_batch(name) and self.roles.get(name) != "boundary"
 
 
 def _dense_strides(shape: Sequence[object]) -> tuple[Any, ...]:

@@ -29,9 +29,9 @@ def check_scalars(launch: Launch, rows: Rows, reasons: list[str]) -> set[str]:
         if names and loop.ident not in searching:
             reasons.append(f"the loop at line {loop.line} depends on {', '.join(sorted(names))}")
     for poly in view.seen.content:
-        host |= launch.open_in(*_surface(launch.poly(poly)))
+        host |= launch.open_in(*_surface(launch.live(poly)))
     for test in (t for t in view.seen.tests if t not in steering):
-        node = launch.truth(test)
+        node = launch.live_truth(test)
         names = launch.open_in(*_surface(node))
         if names and not _moves(node, searching) and not ends_rows(launch, node, rows):
             host |= names
@@ -122,7 +122,7 @@ def _clamping(launch: Launch, name: str, poly: Poly) -> set[str]:
 
 def _in_address(launch: Launch, access: Access) -> set[str]:
     """Numbers that say where an access is, other than as a stride of the tensor or as the last boundary."""
-    poly = launch.poly(access.poly)
+    poly = launch.live(access.poly)
     tensor = launch.tensors.get(access.arg or "")
     if tensor is None:
         return set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class Launch:
         self.view = call.summary
         known = {n: Poly.of(int(e)) for n, e in self.scalars.items() if e is not None and e.is_Integer}
         self._at = Rewriter(self.view.space, lambda node: known.get(str(node.args[0])) if node.op == "sym" else None)
+        self._live = Rewriter(self.view.space, self._unclamped)
 
     @classmethod
     def of(cls, call: KernelCall, node: fx.Node, batch: Mapping[sympy.Symbol, str] | None) -> Launch:
@@ -127,6 +129,26 @@ class Launch:
 
     def truth(self, node: Node) -> Node:
         return self._at.truth(node)
+
+    def live(self, poly: Poly) -> Poly:
+        """The value in a live program: the row that it finds is no other than with the live boundaries alone, so that
+        keeping it below the last one changes nothing."""
+        return self._live.poly(self.poly(poly))
+
+    def live_truth(self, node: Node) -> Node:
+        return self._live.truth(self.truth(node))
+
+    def _unclamped(self, node: Node) -> Poly | None:
+        """What of min(found row, limit) the row is, where the limit is not below the last boundary."""
+        if node.op != "min":
+            return None
+        for one, other in itertools.permutations(node.polys()):
+            found = next((n for n in one.nodes() if n.op == "found"), None)
+            most = other - one + Poly({(found,): 1}) if found is not None else None
+            if found is not None and most is not None and found not in most.leaves:
+                if self.reaches(str(found.args[0]), most):
+                    return one
+        return None
 
     # ------------------------------------------------------------------------------------------------ rows
     def passes(self, name: str) -> bool:

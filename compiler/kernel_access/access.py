@@ -167,9 +167,9 @@ def _resolve(machine: Machine, op: Op, pointer: Value, mask: Value | None) -> tu
 
 
 def record(machine: Machine, op: Op, kind: Kind, pointer: Value, mask: Value | None) -> tuple[Ptr, Node | None]:
-    """Note the access; one record for each place the pointer may point."""
+    """Note the access; one record for each place the pointer may point, none where the mask is never on."""
     ptr, node, reason = _resolve(machine, op, pointer, mask)
-    for case in ptr.cases:
+    for case in ptr.cases if node is not machine.space.false else ():
         lacking = reason or _LACKING.get(case.base, "")
         machine.note_access(
             Access(

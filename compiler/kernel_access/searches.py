@@ -369,20 +369,21 @@ class _Choice:
 
 @dataclass(frozen=True)
 class Unrolled:
-    """A search whose rounds are written out: what it ends with, the values between rounds, and what bounds these
-    whatever the boundaries are (None: not known)."""
+    """A search whose rounds are written out: what it ends with, which is `shift` below the row, the values between
+    rounds, and what bounds these whatever the boundaries are (None: not known)."""
 
     search: Search
     end: Node
+    shift: int
     between: tuple[tuple[Node, Poly | None, Poly | None], ...]
 
     def leaves(self, space: Space) -> dict[Node, Poly]:
-        """A leaf for each of the values: "found" for what it ends with, "probe" for the others."""
+        """The values in leaves: "found" is the row that it ends at, "probe" any other value."""
         search, out = self.search, {}
         for node, low, high in self.between:
-            op = "found" if node is self.end else "probe"
-            args = (search.arg, _poly(node), search.first, search.last, low, high)
-            out[node] = space.leaf(op, *args, low=node.low, high=node.high)
+            op, shift = ("found", self.shift) if node is self.end else ("probe", 0)
+            limits = (p + shift if p is not None else None for p in (low, high))
+            out[node] = space.leaf(op, search.arg, _poly(node) + shift, search.first, search.last, *limits) - shift
         return out
 
 
@@ -468,7 +469,7 @@ class _Written:
         test, low, high = self.chain[0][1].test, first[0] + shifts[0], first[1] + shifts[1]
         tests = frozenset(t for _, c, _ in self.chain for t in _tests(self.space, c.test))
         found = Search(test.arg, test.key, 0, None, low, high, len(self.chain), tests)
-        return Unrolled(found, self.chain[-1][0], self._between(first, rounds))
+        return Unrolled(found, self.chain[-1][0], shifts[0], self._between(first, rounds))
 
     def _round(self, number: int, first: tuple[Poly, Poly], shifts: tuple[int, int] | None) -> _Round | None:
         low_node, choice, high_node = self.chain[number]
