@@ -7,21 +7,21 @@ kernel does is a reason not to derive a contract, and the launch is a seam.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import sympy
 from torch import fx
 
 from capwise.axes import as_expr
 from capwise.derived_scalars import check_scalars
+from capwise.derived_strides import Strides, dense_strides
 from capwise.kernel_access import prove_sentinel
 from capwise.kernel_access.access import Access
 from capwise.kernel_access.hazards import null_values
 from capwise.kernel_access.sentinel import Index, Tail
 from capwise.kernel_access.symbolic import addressing
-from capwise.launch import ENDS, Launch, Row, dense_width
+from capwise.launch import ENDS, Launch, Row
 from capwise.ops import contract as c
 from capwise.runtime.kernel_call import GRID, KernelCall, call_of
 
@@ -97,16 +97,18 @@ class _Deriver:
         self.roles = launch.view.roles
         self.rows: dict[str, list[tuple[Access, Row]]] = {}
         self.fixed_writes: list[Access] = []
+        self.strides = Strides(launch, found.reasons)
         # What counts the rows: programs, or the lanes of a tile that every program has whole.
         self.by: Index = "pid"
 
     def run(self) -> None:
         """Collects rows, then asks each question; any reason on the way leaves the contract open."""
-        mistaken: dict[str, c.Stride] = {n: c.Contiguous() for n in self.launch.call.pointers if self._mistakes(n)}
+        pointers = self.launch.call.pointers
+        mistaken: dict[str, c.Stride] = {n: c.Contiguous() for n in pointers if self.strides.is_mistaken(n)}
         for name in mistaken:
             tensor = self.launch.tensors[name]
-            self.launch.tensors[name] = replace(tensor, strides=_dense_strides(tensor.shape))
-        strides = {n: s for n in self.launch.call.pointers if (s := self._stride(n)) is not None} | mistaken
+            self.launch.tensors[name] = replace(tensor, strides=dense_strides(tensor.shape))
+        strides = {n: s for n in self.launch.call.pointers if (s := self.strides.need(n)) is not None} | mistaken
         self.found.strides = strides
         for name in self.launch.call.pointers:
             self._classify(name)
@@ -158,7 +160,7 @@ class _Deriver:
         return any(n.op == "load" or n.op in ENDS for n in addressing(access.poly))
 
     def _has_all_rows(self) -> bool:
-        """Every program has all rows, a lane each; however many programs there are then does not say what is touched."""
+        """Every program has all rows, a lane each; how many programs there are then does not say what is touched."""
         if any(row.pids for found in self.rows.values() for _, row in found):
             return False
         highs = [high for row in self.launch.call.summary.arguments for high in row.extents]
@@ -207,7 +209,8 @@ class _Deriver:
         for name in (n for n, role in self.roles.items() if role == "boundary" and launch.is_batch(n)):
             for access in (a for a in launch.view.accesses if a.arg == name):
                 if {n.args[0] for n in access.poly.leaves if n.op in ("trip", "carry")} - proved:
-                    self._reason(f"the search of {name} at line {access.line} is not proved to end at the row of its key")
+                    where = f"the search of {name} at line {access.line}"
+                    self._reason(f"{where} is not proved to end at the row of its key")
         for search in (s for s in launch.view.searches if launch.is_batch(s.arg)):
             where = f"the search of {search.arg} at line {search.line}"
             if launch.open_in(*search.first.leaves):
@@ -295,7 +298,8 @@ class _Deriver:
             return
         summary = self.launch.call.summary
         nulls = {n for n, axes in arguments.items() if axes.null is not None}
-        proof = prove_sentinel(summary, _tails({n: a for n, a in arguments.items() if n not in nulls}), targets, self.by)
+        without = {n: a for n, a in arguments.items() if n not in nulls}
+        proof = prove_sentinel(summary, _tails(without), targets, self.by)
         if proof.verdict == "proved":
             # Whatever the slot, nothing is written: the boundaries' own tail is enough.
             for name in nulls:
@@ -313,61 +317,6 @@ class _Deriver:
             self.found.unproved.append(Unproved(target, only, proof.path))
             self.found.in_range.pop(only or "", None)
 
-    # ------------------------------------------------------------------------------------------------ strides
-    def _stride(self, name: str) -> c.Stride | None:
-        """What the kernel takes for granted of an argument's strides; None where they are passed."""
-        tensor = self.launch.tensors[name]
-        # An argument that this build of the kernel never touches has no row.
-        axes = next((a.axes for a in self.launch.call.summary.arguments if a.arg == name), ())
-        taken = [a for a in axes if not a.stride.startswith("passed")]
-        if not taken or not tensor.shape:
-            return None
-        if any(a.stride == "unknown" for a in taken):
-            self._reason(f"the stride of {name} along {taken[0].by} is not known")
-            return None
-        passed = {a.stride for a in axes} - {a.stride for a in taken}
-        if all(a.stride == "unit" for a in taken) and len(passed) >= len(tensor.shape) - 1:
-            return c.Unit()
-        # A row counted from the far end steps by the same stride, the other way.
-        numbers = {abs(int(a.stride.partition(":")[2])) for a in taken if a.stride.startswith("constant")}
-        return self._dense(name, numbers)
-
-    def _mistakes(self, name: str) -> bool:
-        """Whether the number that is passed for a stride is that of a dense tensor of this shape, which this one is
-        not: its width, say."""
-        tensor = self.launch.tensors[name]
-        real = {as_expr(s) for n, s in zip(tensor.shape, tensor.strides) if n != 1}
-        dense = {as_expr(s) for n, s in zip(tensor.shape, _dense_strides(tensor.shape)) if n != 1}
-        for axis in self.launch.call.summary[name].axes:
-            said, _, names = axis.stride.partition(":")
-            if said == "passed" and (step := self._product(names)) is not None and step in dense - real:
-                return True
-        return False
-
-    def _product(self, names: str) -> sympy.Expr | None:
-        factors = [self.launch.scalars.get(n) for n in names.split("*")]
-        return None if None in factors else sympy.Mul(*factors)
-
-    def _dense(self, name: str, numbers: set[int]) -> c.Stride | None:
-        """Constant strides are those of a dense tensor, or the contract cannot be kept by any copy."""
-        tensor = self.launch.tensors[name]
-        width = dense_width(tensor)
-        known: set[int] = {1}
-        for size in reversed(tensor.shape[1:]):
-            known.add(max(known) * size if isinstance(size, int) else 0)
-        if width is None or any(n % width and n not in known for n in numbers if len(tensor.shape) > 1):
-            self._reason(f"{name} is taken to have strides {sorted(numbers)}")
-            return None
-        if len(tensor.shape) == 1 and numbers - {1}:
-            if not self._is_tiled(name):
-                self._reason(f"{name} is taken to have stride {max(numbers)}")
-            return c.Unit()
-        return c.Contiguous() if len(tensor.shape) > 1 else c.Unit()
-
-    def _is_tiled(self, name: str) -> bool:
-        """A constant times a program id is a tile of that many elements, not a stride."""
-        return any(a.stride == "unit" for a in self.launch.call.summary[name].axes)
-
     # ------------------------------------------------------------------------------------------------ the op
     def _locality(self) -> c.Locality:
         if self.found.unproved:
@@ -384,14 +333,6 @@ class _Deriver:
         loads = [n for n in addressing(access.poly, through_loads=False) if n.op == "load"]
         boundary = any(self.roles.get(str(n.args[0])) == "boundary" for n in loads)
         return boundary and self.launch.is_batch(name) and self.roles.get(name) != "boundary"
-
-
-def _dense_strides(shape: Sequence[object]) -> tuple[Any, ...]:
-    """The strides of a dense tensor, as in `Layout`."""
-    steps = [sympy.Integer(1)]
-    for size in reversed(shape[1:]):
-        steps.append(steps[-1] * as_expr(size))
-    return tuple(int(s) if s.is_Integer else s for s in reversed(steps[: len(shape)]))
 
 
 def _tails(arguments: Mapping[str, c.Axes]) -> dict[str, Tail]:

@@ -22,7 +22,6 @@ from capwise.kernel_access.space import Space
 from capwise.kernel_access.symbolic import Node, Poly, addressing
 from capwise.runtime.kernel_call import GRID, KernelCall
 
-
 ENDS = frozenset({"exit", "carry", "found"})
 """Leaves that a loop or a search ends with."""
 

@@ -138,13 +138,15 @@ def convolve_tile(
         state_at = slot[:, None] * slot_stride + channel[None, :] * state_channel
         for k in tl.static_range(TAPS):
             h = position + DILATION * k
-            tap = tl.load(weight_ptr + channel * weight_channel + tl.full([], k, tl.int64) * weight_tap, mask=channel < channels, other=0.0)
+            tap_at = channel * weight_channel + tl.full([], k, tl.int64) * weight_tap
+            tap = tl.load(weight_ptr + tap_at, mask=channel < channels, other=0.0)
             old = (remembers & (h < LENGTH))[:, None] & inside
             value = tl.load(state_ptr + state_at + (first + h)[:, None] * state_column, mask=old, other=0.0)
             total += tap.to(tl.float32)[None, :] * value.to(tl.float32)
     for k in tl.static_range(TAPS):
         back = (TAPS - 1 - k) * DILATION
-        tap = tl.load(weight_ptr + channel * weight_channel + tl.full([], k, tl.int64) * weight_tap, mask=channel < channels, other=0.0)
+        tap_at = channel * weight_channel + tl.full([], k, tl.int64) * weight_tap
+        tap = tl.load(weight_ptr + tap_at, mask=channel < channels, other=0.0)
         new = (mine & (position >= back))[:, None] & inside
         x_at = (token - back)[:, None] * x_row + channel[None, :] * x_channel
         value = tl.load(x_ptr + x_at, mask=new, other=0.0)

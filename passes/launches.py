@@ -1,4 +1,4 @@
-"""What a launch of a Triton kernel must be sure of by itself: order between reads and writes, offset width, rounds."""
+"""What a launch of a Triton kernel must be sure of by itself: order between reads and writes, and offset width."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import fx
 from capwise.allow import allowed
 from capwise.axes import as_expr
 from capwise.compilation import CompilerPass
-from capwise.derive import Derivation, Rounds
+from capwise.derive import Derivation
 from capwise.facts import facts, is_tensor, storage_of, val
 from capwise.kernel_access import KernelHazard
 from capwise.kernel_access.overlap import overlaps
 from capwise.ops import aten
-from capwise.ops.contract import Contract
-from capwise.transfer.flow import SEAM, Hazard, Remedy
+from capwise.ops.contract import Contract, Last
+from capwise.transfer.flow import Hazard, Remedy
 from capwise.transfer.overlap import are_disjoint
 
 _LIMIT = 2**31
 
 
 class Launches(CompilerPass):
-    """A launch is sound by itself iff no two of its programs or warps meet where one writes, every offset that it
-    computes in 32 bits stays below 2**31, and its searches have rounds enough for the rows that are captured."""
+    """A launch is sound by itself iff no two of its programs or warps meet where one writes, and every offset that it
+    computes in 32 bits stays below 2**31."""
 
     name = "launches"
     needs = ("contract", "rows")
     gives = ("launches",)
-    codes = ("CW101", "CW304", "CW403")
+    codes = ("CW304", "CW403")
 
     def run(self, graph: fx.Graph) -> bool:
         for node in graph.nodes:
@@ -48,7 +48,7 @@ class Launches(CompilerPass):
         said = []
         if opened:
             said.append(f"the contract of {node.target} was read off what it launches for sample calls")
-        if contract.locality == "segment":
+        if any(isinstance(axes.tail, Last) for axes in contract.arguments.values()):
             said.append(f"{node.target} is given boundaries that never fall, and rows below the last of them")
         self.state.report.assumptions += [text for text in said if text not in self.state.report.assumptions]
 
@@ -59,8 +59,6 @@ class Launches(CompilerPass):
                     self._overlap(node, row.arg, hazard)
                 elif hazard.code == "CW403":
                     self._width(node, row.arg, hazard)
-        for need in found.rounds:
-            self._rounds(node, need)
         if found.contract is None:
             self._aliases(node, None, found.call.pointers, found)
 
@@ -74,14 +72,6 @@ class Launches(CompilerPass):
         label = "its contract says that nothing orders the two within a launch"
         arg = _argument(node, targets[0]) if targets else None
         self._add(Hazard("CW304", node, message, label, (), arg), source != "declared")
-
-    def _rounds(self, node: fx.Node, need: Rounds) -> None:
-        """A search that has too few rounds for its captured rows ends elsewhere than eager's."""
-        most = {s: m for s, n in self.state.space.names.items() if (m := self.state.space.most.get(n)) is not None}
-        if not need.suffice(most):
-            message = f"the search of {need.arg} in {node.target} is captured over more rows than its rounds settle"
-            label = f"needs {need.room} < 2**{need.rounds}"
-            self._add(Hazard("CW101", node, message, label, (SEAM,), _argument(node, need.arg)), False)
 
     def _add(self, hazard: Hazard, assumed: bool) -> None:
         hazard.verdict = "assumed" if assumed else "refuted"

@@ -54,7 +54,8 @@ class Loop:
     def rewrite(self, rewriter: Rewriter) -> None:
         """Replace parts of its expressions."""
         poly, truth = rewriter.poly, rewriter.truth
-        self.lower, self.upper, self.step = (poly(p) if p is not None else None for p in (self.lower, self.upper, self.step))
+        bounds = (self.lower, self.upper, self.step)
+        self.lower, self.upper, self.step = (poly(p) if p is not None else None for p in bounds)
         self.condition = truth(self.condition) if self.condition is not None else None
         self.guards = tuple(map(truth, self.guards))
         self.carried = {node: (poly(first), poly(after)) for node, (first, after) in self.carried.items()}

@@ -14,9 +14,9 @@ from capwise.kernel_access.access import Access, Loop
 from capwise.kernel_access.linear import Prover, facts_of
 from capwise.kernel_access.printing import text
 from capwise.kernel_access.rewrite import substitute
-from capwise.kernel_access.searches import within
 from capwise.kernel_access.space import Space
 from capwise.kernel_access.symbolic import SEARCHED, Node, Poly, interval
+from capwise.kernel_access.unrolled import within
 
 _INSIDE = frozenset({"lane", "pid", "trip", "carry", "exit", "load", "opaque", "obool", "last", "found", "probe"})
 _MOST_STEPS = 40

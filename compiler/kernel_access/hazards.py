@@ -16,9 +16,10 @@ from capwise.kernel_access.linear import facts_of
 from capwise.kernel_access.overlap import overlaps
 from capwise.kernel_access.printing import text
 from capwise.kernel_access.rewrite import Rewriter
-from capwise.kernel_access.searches import Search, ends_of
+from capwise.kernel_access.searches import Search
 from capwise.kernel_access.space import Space
 from capwise.kernel_access.symbolic import SEARCHED, Node, Poly, addressing
+from capwise.kernel_access.unrolled import ends_of
 
 if TYPE_CHECKING:
     from capwise.kernel_access.machine import Machine

@@ -21,7 +21,8 @@ _MOST = frozenset({"arith.maxsi", "arith.maxui", "arith.ori"})
 
 def asks_any(op: Op) -> bool:
     """A reduction to the largest: of truth values, whether any is true."""
-    return op.name == "tt.reduce" and [o.name for r in op.regions for b in r for o in b.ops[:-1]] in [[n] for n in _MOST]
+    combine = [o.name for region in op.regions for block in region for o in block.ops[:-1]]
+    return op.name == "tt.reduce" and len(combine) == 1 and combine[0] in _MOST
 
 
 def is_neutral(

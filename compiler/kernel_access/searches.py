@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from capwise.kernel_access.access import Access, Loop
+from capwise.kernel_access.access import Loop
 from capwise.kernel_access.linear import Prover, facts_of
 from capwise.kernel_access.rewrite import Rewriter
 from capwise.kernel_access.space import Space
@@ -60,7 +60,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class _Test:
+class Comparison:
     """A comparison of one boundary with a key: `node` holds iff boundary[index] <= key."""
 
     node: Node
@@ -81,10 +81,10 @@ class _Test:
 
 
 @dataclass(frozen=True)
-class _Round:
+class Round:
     """What one round does to the two values: low and high before, and after."""
 
-    test: _Test
+    test: Comparison
     low: Poly
     high: Poly
     low_after: Poly
@@ -102,7 +102,7 @@ def _stride(offset: Poly) -> Poly:
     return Poly.of(1)
 
 
-def _comparisons(space: Space, node: Node) -> list[_Test]:
+def comparisons(space: Space, node: Node) -> list[Comparison]:
     """A comparison of a loaded integer with what does not depend on it, turned so that it holds for boundary <= key;
     one for each of the loaded integers, in the order they are loaded in."""
     if node.op != "ge":
@@ -120,7 +120,7 @@ def _comparisons(space: Space, node: Node) -> list[_Test]:
         index = offset.divided(stride)
         if index is not None and not _steered(key):
             holds = node if sign < 0 else space.negate(node)
-            out.append(_Test(holds, load, str(load.args[0]), stride, index, key))
+            out.append(Comparison(holds, load, str(load.args[0]), stride, index, key))
     return out
 
 
@@ -129,7 +129,7 @@ def _steered(key: Poly) -> bool:
     return any(n.op in ("carry", "trip", "exit", "ite") for n in key.nodes())
 
 
-def _inside(parts: Iterable[Part]) -> Iterator[Node]:
+def inside(parts: Iterable[Part]) -> Iterator[Node]:
     """Every node in some expressions, to any depth, each once."""
     seen: set[Node] = set()
     todo: list[Node] = []
@@ -152,7 +152,7 @@ def _inside(parts: Iterable[Part]) -> Iterator[Node]:
 
 
 @dataclass
-class _Proof:
+class RoundProof:
     """Proofs of one kernel's rounds; rounds that differ in nothing but their number are proved once."""
 
     space: Space
@@ -162,9 +162,9 @@ class _Proof:
         self.row = self.space.leaf("opaque", 0)
         self.prover = Prover(self.space, _meaning)
 
-    def rounds(self, one: _Round, first: tuple[Poly, Poly], running: Sequence[Poly], halves: bool) -> bool:
+    def rounds(self, one: Round, first: tuple[Poly, Poly], running: Sequence[Poly], halves: bool) -> bool:
         """Every such round keeps L <= r <= H, and halves H - L where asked; first: L and H at first."""
-        shifts = _shifts(one)
+        shifts = shifts_of(one)
         if shifts is None:
             return False
         low, high = first[0] + shifts[0], first[1] + shifts[1]
@@ -177,7 +177,7 @@ class _Proof:
 
     def _keeps(
         self,
-        one: _Round,
+        one: Round,
         shifts: tuple[int, int],
         lows: tuple[Poly, Poly],
         highs: tuple[Poly, Poly],
@@ -191,7 +191,7 @@ class _Proof:
 
     def _prove(
         self,
-        one: _Round,
+        one: Round,
         shifts: tuple[int, int],
         lows: tuple[Poly, Poly],
         highs: tuple[Poly, Poly],
@@ -219,16 +219,16 @@ class _Proof:
                 return False
         return True
 
-    def _decided(self, one: _Round, value: bool) -> tuple[Poly, Poly]:
+    def _decided(self, one: Round, value: bool) -> tuple[Poly, Poly]:
         """The values after the round, with the comparison decided."""
         test, space = one.test.node, self.space
         said = {test: space.true if value else space.false, space.negate(test): space.false if value else space.true}
         rewriter = Rewriter(space, said.get)
         return rewriter.poly(one.low_after), rewriter.poly(one.high_after)
 
-    def ends(self, one: _Round, condition: Node) -> bool:
+    def ends(self, one: Round, condition: Node) -> bool:
         """Where the loop's test fails, L >= H."""
-        shifts = _shifts(one)
+        shifts = shifts_of(one)
         over = facts_of([self.space.negate(condition)])
         if shifts is None or not over:
             return False
@@ -242,7 +242,7 @@ def _meaning(node: Node) -> list[Poly]:
     return out + ([-me + node.high] if node.high is not None else [])
 
 
-def _shifts(one: _Round) -> tuple[int, int] | None:
+def shifts_of(one: Round) -> tuple[int, int] | None:
     """What turns the low value into L (m + 1 after a boundary not above the key) and the high one into H (m after one
     above it)."""
     up = _step(one.low_after, one.test.index, (0, 1))
@@ -275,16 +275,16 @@ def _branches(poly: Poly) -> Iterator[Poly]:
 
 def loop_searches(space: Space, loops: Mapping[int, Loop]) -> list[Search]:
     """Searches that loops make, as far as they are proved."""
-    proof = _Proof(space)
+    proof = RoundProof(space)
     found = [_loop(space, proof, loop) for loop in loops.values()]
     return [search for search in found if search is not None]
 
 
-def _loop(space: Space, proof: _Proof, loop: Loop) -> Search | None:
+def _loop(space: Space, proof: RoundProof, loop: Loop) -> Search | None:
     parts: list[Part] = [after for _, after in loop.carried.values()]
     if loop.condition is not None:
         parts.append(loop.condition)
-    tests = [t for n in _inside(parts) for t in _comparisons(space, n) if _moves(loop, t.index)]
+    tests = [t for n in inside(parts) for t in comparisons(space, n) if _moves(loop, t.index)]
     for test in sorted(tests, key=lambda t: t.node.uid):
         for attempt in (_bisects, _walks, _counts):
             found = attempt(space, proof, loop, test)
@@ -293,14 +293,14 @@ def _loop(space: Space, proof: _Proof, loop: Loop) -> Search | None:
     return None
 
 
-def _bisects(space: Space, proof: _Proof, loop: Loop, test: _Test) -> Search | None:
+def _bisects(space: Space, proof: RoundProof, loop: Loop, test: Comparison) -> Search | None:
     """Two carried values close in on the row."""
     rounds = None if loop.trip.high is None or loop.condition is not None else loop.trip.high + 1
     running = facts_of([loop.condition] if loop.condition is not None else [])
     for low, (low_first, low_after) in loop.carried.items():
         for high, (high_first, high_after) in loop.carried.items():
-            one = _Round(test, _poly(low), _poly(high), low_after, high_after)
-            shifts = _shifts(one) if low is not high else None
+            one = Round(test, poly_of(low), poly_of(high), low_after, high_after)
+            shifts = shifts_of(one) if low is not high else None
             if shifts is None or not proof.rounds(one, (low_first, high_first), running, rounds is not None):
                 continue
             if rounds is not None or loop.condition is not None and proof.ends(one, loop.condition):
@@ -308,9 +308,9 @@ def _bisects(space: Space, proof: _Proof, loop: Loop, test: _Test) -> Search | N
     return None
 
 
-def _walks(space: Space, proof: _Proof, loop: Loop, test: _Test) -> Search | None:
+def _walks(space: Space, proof: RoundProof, loop: Loop, test: Comparison) -> Search | None:
     """Goes on while the boundary is not above the key, one boundary at a time, at most as far as another test says."""
-    condition, trip = loop.condition, _poly(loop.trip)
+    condition, trip = loop.condition, poly_of(loop.trip)
     if condition is None or _moves(loop, test.index - trip):
         return None
     parts = [p for p in (condition.args if condition.op == "and" else (condition,)) if isinstance(p, Node)]
@@ -324,14 +324,14 @@ def _walks(space: Space, proof: _Proof, loop: Loop, test: _Test) -> Search | Non
     return None if _moves(loop, bound) else _search(space, test, loop, start, start + bound, None)
 
 
-def _counts(space: Space, proof: _Proof, loop: Loop, test: _Test) -> Search | None:
+def _counts(space: Space, proof: RoundProof, loop: Loop, test: Comparison) -> Search | None:
     """Counts the boundaries of an interval that are not above the key."""
-    start = test.index - _poly(loop.trip)
+    start = test.index - poly_of(loop.trip)
     if loop.lower is None or loop.upper is None or loop.step != Poly.of(1) or _moves(loop, start) or test.mask:
         return None
     counted = space.choose(test.node, Poly.of(1), Poly.of(0))
     for node, (_, after) in loop.carried.items():
-        if after in (_poly(node) + counted, space.choose(test.node, _poly(node) + 1, _poly(node))):
+        if after in (poly_of(node) + counted, space.choose(test.node, poly_of(node) + 1, poly_of(node))):
             return _search(space, test, loop, start, start + loop.upper - loop.lower, None)
     return None
 
@@ -341,197 +341,15 @@ def _moves(loop: Loop, poly: Poly) -> bool:
     return bool(poly.leaves & {loop.trip, *loop.carried})
 
 
-def _search(space: Space, test: _Test, loop: Loop, first: Poly, last: Poly | None, rounds: int | None) -> Search:
-    return Search(test.arg, test.key, loop.line, loop.ident, first, last, rounds, _tests(space, test))
+def _search(space: Space, test: Comparison, loop: Loop, first: Poly, last: Poly | None, rounds: int | None) -> Search:
+    return Search(test.arg, test.key, loop.line, loop.ident, first, last, rounds, tests_of(space, test))
 
 
-def _tests(space: Space, test: _Test) -> frozenset[Node]:
+def tests_of(space: Space, test: Comparison) -> frozenset[Node]:
     """The comparison and the mask of what it compares, either way round."""
     both = [test.node] + ([test.mask] if test.mask is not None else [])
     return frozenset(both) | {space.negate(n) for n in both}
 
 
-def _poly(node: Node) -> Poly:
+def poly_of(node: Node) -> Poly:
     return Poly({(node,): 1})
-
-
-# rounds written out -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """One of the two values after a round that is written out: `yes` after a boundary not above the key."""
-
-    test: _Test
-    yes: Poly
-    no: Poly
-
-
-@dataclass(frozen=True)
-class Unrolled:
-    """A search whose rounds are written out: what it ends with, which is `shift` below the row, the values between
-    rounds, and what bounds these whatever the boundaries are (None: not known)."""
-
-    search: Search
-    end: Node
-    shift: int
-    between: tuple[tuple[Node, Poly | None, Poly | None], ...]
-
-    def leaves(self, space: Space) -> dict[Node, Poly]:
-        """The values in leaves: "found" is the row that it ends at, "probe" any other value."""
-        search, out = self.search, {}
-        for node, low, high in self.between:
-            op, shift = ("found", self.shift) if node is self.end else ("probe", 0)
-            limits = (p + shift if p is not None else None for p in (low, high))
-            out[node] = space.leaf(op, search.arg, _poly(node) + shift, search.first, search.last, *limits) - shift
-        return out
-
-
-def ends_of(node: Node) -> tuple[Poly, ...]:
-    """Where the search behind a leaf begins and ends."""
-    return tuple(p for p in node.args[2:4] if isinstance(p, Poly))
-
-
-def within(node: Node) -> list[Poly]:
-    """Polynomials that are >= 0 by where the search behind a leaf moves."""
-    low, high = node.args[4:6]
-    out = [_poly(node) - low] if isinstance(low, Poly) else []
-    return out + ([high - _poly(node)] if isinstance(high, Poly) else [])
-
-
-def unrolled_searches(space: Space, accesses: Sequence[Access], more: Sequence[Part]) -> list[Unrolled]:
-    """Searches whose rounds are written out one after another, as far as they are proved.
-
-    more: other expressions that may hold what they end with."""
-    lines = {(a.arg, a.poly): a.line for a in accesses if a.kind == "load"}
-    parts: list[Part] = [p for a in accesses for p in (a.poly, a.mask, *a.guards)]
-    choices = dict(_choices(space, _inside([*parts, *more])))
-    lows = {n: c for n, c in choices.items() if (c.yes - c.test.index).const in (0, 1) and not _is_index(c.no, c)}
-    highs = {c.test.node: n for n, c in choices.items() if (c.no - c.test.index).const in (0, -1)}
-    before = {node for c in lows.values() if (node := c.no.node) in lows}
-    proof = _Proof(space)
-    out: list[Unrolled] = []
-    for last in sorted(lows.keys() - before, key=lambda n: n.uid):
-        chain = [last]
-        while (node := lows[chain[0]].no.node) in lows:
-            assert node is not None
-            chain.insert(0, node)
-        found = _Written(space, proof, choices, [(n, lows[n], highs.get(lows[n].test.node)) for n in chain]).search()
-        if found is not None:
-            line = lines.get((found.search.arg, lows[chain[0]].test.offset), 0)
-            out.append(replace(found, search=replace(found.search, line=line)))
-    return out
-
-
-def _is_index(poly: Poly, choice: _Choice) -> bool:
-    """Near the index that was read: the value moves on either side, so that it is not the one kept."""
-    return (poly - choice.test.index).const is not None
-
-
-def _choices(space: Space, nodes: Iterator[Node]) -> Iterator[tuple[Node, _Choice]]:
-    tests: dict[Node, list[_Test]] = {}
-    for node in nodes:
-        if node.op != "ite":
-            continue
-        condition, a, b = node.args
-        assert isinstance(condition, Node) and isinstance(a, Poly) and isinstance(b, Poly)
-        if condition not in tests:
-            tests[condition] = _comparisons(space, condition)
-        # The boundary is loaded after the key, since its index depends on earlier ones.
-        for test in tests[condition][-1:]:
-            yield node, _Choice(test, a, b) if test.node is condition else _Choice(test, b, a)
-
-
-@dataclass
-class _Written:
-    """The rounds of one value, first to last: its choice in each, and the other value's, where it is used."""
-
-    space: Space
-    proof: _Proof
-    choices: Mapping[Node, _Choice]
-    chain: Sequence[tuple[Node, _Choice, Node | None]]
-
-    def search(self) -> Unrolled | None:
-        """The search, if every round is proved, with what stands before each as two symbols."""
-        start = self.chain[0][2]
-        if start is None or len({(c.test.arg, c.test.stride, c.test.key) for _, c, _ in self.chain}) != 1:
-            return None
-        first = (self.chain[0][1].no, self.choices[start].yes)
-        shifts: tuple[int, int] | None = None
-        rounds: list[_Round] = []
-        for number in range(len(self.chain)):
-            one = self._round(number, first, shifts)
-            shifts = _shifts(one) if one is not None else None
-            if one is None or shifts is None or not self.proof.rounds(one, first, (), True):
-                return None
-            rounds.append(one)
-        assert shifts is not None
-        test, low, high = self.chain[0][1].test, first[0] + shifts[0], first[1] + shifts[1]
-        tests = frozenset(t for _, c, _ in self.chain for t in _tests(self.space, c.test))
-        found = Search(test.arg, test.key, 0, None, low, high, len(self.chain), tests)
-        return Unrolled(found, self.chain[-1][0], shifts[0], self._between(first, rounds))
-
-    def _round(self, number: int, first: tuple[Poly, Poly], shifts: tuple[int, int] | None) -> _Round | None:
-        low_node, choice, high_node = self.chain[number]
-        earlier = self.chain[number - 1][2] if number else None
-        high = first[1] if number == 0 else _poly(earlier) if earlier is not None else None
-        if high is None or (high_node is not None and self.choices[high_node].yes != high):
-            return None
-        if high_node is not None:
-            after = _poly(high_node)
-        else:
-            # Nothing uses the last round's high value: that it could be had is enough.
-            assert shifts is not None
-            after = self.space.choose(choice.test.node, high, choice.test.index - shifts[1])
-        one = _Round(choice.test, choice.no, high, _poly(low_node), after)
-        return _generic(self.space, one) if number else one
-
-    def _between(
-        self, first: tuple[Poly, Poly], rounds: Sequence[_Round]
-    ) -> tuple[tuple[Node, Poly | None, Poly | None], ...]:
-        """Every value after a round, with the bounds that hold at first and survive every round."""
-        symbols = _symbols(self.space)
-        limits = [first[0], first[0] - 1, first[1], first[1] + 1]
-        kept = [(k, s, t) for k in (0, 1) for s in (1, -1) for t in (limits[:2] if s > 0 else limits[2:])]
-        prover = self.proof.prover
-        kept = [(k, s, t) for k, s, t in kept if prover.proves((first[k] - t) * s, [])]
-        while True:
-            facts = [(symbols[k] - t) * s for k, s, t in kept]
-            alive = [b for b in kept if all(self._survives(one, b, first, facts) for one in dict.fromkeys(rounds))]
-            if len(alive) == len(kept):
-                break
-            kept = alive
-
-        def limit(which: int, sign: int) -> Poly | None:
-            return next((t for k, s, t in kept if (k, s) == (which, sign)), None)
-
-        values = [(node, 0) for node, _, _ in self.chain] + [(node, 1) for _, _, node in self.chain if node is not None]
-        return tuple((node, limit(which, 1), limit(which, -1)) for node, which in values)
-
-    def _survives(
-        self, one: _Round, bound: tuple[int, int, Poly], first: tuple[Poly, Poly], facts: Sequence[Poly]
-    ) -> bool:
-        which, sign, limit = bound
-        after = (one.low_after, one.high_after)[which]
-        return self.proof.prover.proves((after - limit) * sign, facts)
-
-
-def _symbols(space: Space) -> tuple[Poly, Poly]:
-    """What stands for the two values before a round."""
-    return space.leaf("opaque", -1), space.leaf("opaque", -2)
-
-
-def _generic(space: Space, one: _Round) -> _Round | None:
-    """The round with symbols for what stands before it, and for the boundary that it reads."""
-    low, high = one.low.node, one.high.node
-    if low is None or high is None:
-        return None
-    symbols: dict[Node, Poly | Node] = dict(zip((low, high), _symbols(space)))
-    before, test = Rewriter(space, dict(symbols).get), one.test
-    index, mask = before.poly(test.index), before.truth(test.mask) if test.mask is not None else None
-    load = space.make("load", test.arg, index * test.stride, mask, None)
-    node = space.ge(test.key - _poly(load))
-    after = Rewriter(space, {**symbols, test.node: node, space.negate(test.node): space.negate(node)}.get)
-    renamed = _Test(node, load, test.arg, test.stride, index, test.key)
-    polys = (after.poly(p) for p in (one.low, one.high, one.low_after, one.high_after))
-    return _Round(renamed, *polys)

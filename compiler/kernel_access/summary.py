@@ -19,12 +19,13 @@ from capwise.kernel_access.machine import Machine, Unfollowed
 from capwise.kernel_access.parse import ParseError, parse
 from capwise.kernel_access.printing import text
 from capwise.kernel_access.rewrite import Rewriter
-from capwise.kernel_access.searches import Search, loop_searches, unrolled_searches
+from capwise.kernel_access.searches import Search, loop_searches
 from capwise.kernel_access.seen import Seen
 from capwise.kernel_access.signature import Guess, candidates
 from capwise.kernel_access.space import Space
 from capwise.kernel_access.symbolic import Part, Poly, addressing
 from capwise.kernel_access.ttir import BuildError, build, unwrap
+from capwise.kernel_access.unrolled import unrolled_searches
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Union
 Monomial = tuple["Node", ...]
 Part = Union["Poly", "Node", str, int, None]
 SEARCHED = frozenset({"found", "probe"})
-LEAVES = frozenset({"sym", "pid", "grid", "lane", "trip", "carry", "exit", "opaque", "obool", "load", "last", "found", "probe"})
+LEAVES = SEARCHED | {"sym", "pid", "grid", "lane", "trip", "carry", "exit", "opaque", "obool", "load", "last"}
 
 
 class Node:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from capwise.derive import Derivation, Unproved
+from capwise.derive import Derivation, Rounds, Unproved
 from capwise.facts import fact, val
 from capwise.ops import aten
 from capwise.ops import contract as c
@@ -23,6 +23,8 @@ def launch(flow: Flow, node: fx.Node, found: Derivation) -> None:
         _unproved(flow, node, write)
     for slot, target in found.in_range.items():
         _in_range(flow, node, slot, target)
+    for need in found.rounds:
+        _rounds(flow, node, need)
     custom.declared(flow, node, _with_nulls(flow, node, found))
 
 
@@ -49,6 +51,15 @@ def _in_range(flow: Flow, node: fx.Node, slot: str, target: str) -> None:
     rows = val(_argument(node, target)).shape
     if len(rows):
         want_in_range(flow, node, _argument(node, slot), rows[0], f"rows of {target}")
+
+
+def _rounds(flow: Flow, node: fx.Node, need: Rounds) -> None:
+    """A search that has too few rounds for its captured rows ends elsewhere than eager's."""
+    most = {s: m for s, n in flow.space.names.items() if (m := flow.space.most.get(n)) is not None}
+    if not need.suffice(most):
+        message = f"the search of {need.arg} in {node.target} is captured over more rows than its rounds settle"
+        label = f"{need.rounds} rounds settle {2**need.rounds - 1} rows; {need.room.subs(most)} are captured"
+        flow.report(Hazard("CW101", node, message, label, (SEAM,), _argument(node, need.arg)))
 
 
 def _unproved(flow: Flow, node: fx.Node, write: Unproved) -> None:

@@ -18,6 +18,32 @@ from capwise.runtime.kernel_call import call_of
 from capwise.testing import withheld_contracts
 
 
+@k.jit
+def rounds_kernel(starts_ptr, out_ptr, requests, ROUNDS: k.tl.constexpr, SKIP: k.tl.constexpr):
+    t = k.tl.program_id(0)
+    low = 1
+    high = 1 + requests
+    for _ in k.tl.static_range(ROUNDS):
+        middle = (low + high) // 2
+        before = k.tl.load(starts_ptr + middle, mask=middle <= requests, other=0) <= t
+        low = k.tl.where(before, middle + 1 + SKIP, low)
+        high = k.tl.where(before, high, middle)
+    k.tl.store(out_ptr + t, low - 1)
+
+
+class WrittenOut(torch.nn.Module):
+    """The request of every token, by a search whose rounds are written out."""
+
+    def __init__(self, rounds, skip=0):
+        super().__init__()
+        self.rounds, self.skip = rounds, skip
+
+    def forward(self, x, starts):
+        out = torch.empty(x.shape[0], dtype=torch.int32)
+        rounds_kernel[(x.shape[0],)](starts, out, starts.shape[0] - 1, ROUNDS=self.rounds, SKIP=self.skip)
+        return out
+
+
 def _found(report, code):
     return [d for d in report if d.code == code]
 
@@ -146,6 +172,28 @@ def test_a_search_over_a_frozen_request_count_is_filled_with_the_last_boundary()
     assert safe.ok and not unsafe.ok
     assert safe.report.codes() == {"CW101", "CW201"}
     assert {d.repair for d in _found(safe.report, "CW201")} == {"fill last"} and not safe.report.seams
+
+
+def test_a_search_that_is_written_out_is_filled_like_any_other():
+    case = k.case(WrittenOut(3), "x", "starts")
+    safe, unsafe = capwise.verify(case), capwise.verify(case, unsafe=True)
+    assert safe.ok and not unsafe.ok
+    assert {d.repair for d in _found(safe.report, "CW201")} == {"fill last"} and not safe.report.seams
+
+
+def test_a_search_with_too_few_rounds_for_the_captured_rows_is_a_seam():
+    """Four rows are captured, and two rounds settle three: eager finds every row of the steps that have no more."""
+    case = k.case(WrittenOut(2), "x", "starts")
+    result = capwise.verify(case)
+    (found,) = [d for d in _found(result.report, "CW101") if d.repair == "seam"]
+    assert result.ok and [s.code for s in result.report.seams] == ["CW101"]
+    assert found.label == "2 rounds settle 3 rows; 4 are captured"
+
+
+def test_a_search_that_is_not_proved_is_a_seam_that_says_so():
+    result = capwise.verify(k.case(WrittenOut(3, skip=1), "x", "starts"))
+    (found,) = _found(result.report, "CW001")
+    assert any("starts_ptr" in note for note in found.notes) and len(result.report.seams) == 1
 
 
 @pytest.mark.parametrize("clamp", [True, False])

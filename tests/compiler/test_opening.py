@@ -77,7 +77,7 @@ DERIVED: dict[torch._ops.OpOverload, dict[str, tuple[object, str]]] = {
     OPS.logits_rows.default: {},
     OPS.token_requests.default: {"like": (None, "no kernel is given it: its extent is all that is used")},
     OPS.align_state_shift_.default: {
-        "locality": ("row", "a request moves by its own numbers alone; that its source is another's destination is wider"),
+        "locality": ("row", "a request moves by its own numbers; declared wider: a source may be a destination"),
     },
     OPS.align_state_copy_.default: {
         "locality": ("row", "as for the shift"),
