@@ -189,5 +189,4 @@ def gate_contract() -> Contract:
             "out1": Rows("T", None, write=True),
         },
         locality="row",
-        offset_bits=32,  # a column times its stride
     )

@@ -61,7 +61,7 @@ def _table_gather_fp8_kernel(
     FNUZ: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):
     place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    column = tl.arange(0, BLOCK_D)
+    column = tl.arange(0, BLOCK_D).to(tl.int64)
     token, head = place // heads, place % heads
     row = tl.load(ids_ptr + token * ids_row + head * ids_head, mask=token < tokens, other=-1).to(tl.int64)
     inside = (token < tokens)[:, None] & (column < width)[None, :]

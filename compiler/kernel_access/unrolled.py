@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from capwise.kernel_access.access import Access
 from capwise.kernel_access.rewrite import Rewriter
 from capwise.kernel_access.searches import (
+    Comparison,
     Round,
     RoundProof,
     Search,
-    Comparison,
     comparisons,
     inside,
     poly_of,
