@@ -652,12 +652,14 @@ def triton_op_body(target: Any) -> Callable[..., Any] | None:
 @dataclass(frozen=True)
 class PythonWrite:
     """A store that the traced Python makes to an object that outlives it: `owner` is the object's source; `item`
-    where it is an entry of a container, "" for one that only grows or shrinks; tensor: a value of the graph."""
+    where it is an entry of a container, "" for one that only grows or shrinks; tensor: a value of the graph, and node:
+    which one."""
 
     owner: str
     name: str
     item: bool
     tensor: bool
+    node: str = ""
 
 
 def python_writes() -> list[PythonWrite]:
@@ -675,10 +677,10 @@ def python_writes() -> list[PythonWrite]:
         stores = effects.store_attr_mutations.get(variable, {})
         if source is None:
             is_global = type(variable).__name__ == "NewGlobalVariable"
-            found += [PythonWrite("G", n, True, _is_tensor_variable(v)) for n, v in stores.items() if is_global]
+            found += [_python_write("G", n, True, v) for n, v in stores.items() if is_global]
             continue
         owner = source_name(source)
-        found += [PythonWrite(owner, n, False, _is_tensor_variable(v)) for n, v in stores.items()]
+        found += [_python_write(owner, n, False, v) for n, v in stores.items()]
         if not stores:
             found += _container_writes(variable, owner)
     return found
@@ -695,7 +697,12 @@ def _container_writes(variable: Any, owner: str) -> list[PythonWrite]:
     items = getattr(variable, "items", None)
     pairs = items.items() if isinstance(items, dict) else enumerate(items if isinstance(items, list) else ())
     new = [(k, v) for k, v in pairs if _is_tensor_variable(v) and getattr(v, "source", None) is None]
-    return [PythonWrite(owner, _key(k), True, True) for k, _ in new] or [PythonWrite(owner, "", True, False)]
+    return [_python_write(owner, _key(k), True, v) for k, v in new] or [PythonWrite(owner, "", True, False)]
+
+
+def _python_write(owner: str, name: str, item: bool, value: Any) -> PythonWrite:
+    tensor = _is_tensor_variable(value)
+    return PythonWrite(owner, name, item, tensor, value.as_proxy().node.name if tensor else "")
 
 
 def _key(key: Any) -> str:

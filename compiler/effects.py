@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
 from capwise import compat
+from capwise.program import Program
 from capwise.report import Diagnostic, Span
+from capwise.transfer.seams import returned
 
 _WORDS = ("_modules", "_parameters", "_buffers", "__dict__")
 
@@ -31,10 +34,19 @@ class Write:
     span: Span
 
 
-def writes_of(named: Any) -> list[Write]:
-    """What the trace in progress changes."""
+def writes_of(named: Any, gm: fx.GraphModule, program: Program) -> list[Write]:
+    """What the trace in progress changes. A tensor that is put back where it came from (`self.count += 1`) is no
+    change."""
     scope = compat.python_scope(named)
-    return [_write(one, scope) for one in compat.python_writes()]
+    names = [getattr(node, "name", "") for node in returned(gm.graph)]
+    found = []
+    for one in compat.python_writes():
+        write = _write(one, scope)
+        output = program.outputs[names.index(one.node)] if one.node in names else None
+        arrival = program.arrivals.get(output.name) if output is not None and output.kind == "state" else None
+        if arrival is None or path_of(arrival.source) != write.path:
+            found.append(write)
+    return found
 
 
 def _write(one: compat.PythonWrite, scope: Mapping[str, Any]) -> Write:

@@ -119,6 +119,44 @@ def test_a_value_that_never_settles_ends_in_eager_steps() -> None:
     assert len(compiled.programs) == 8 and compiled.misses == 4
 
 
+class Accumulates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+        self.plain = torch.zeros(4)
+
+    def forward(self, x):
+        self.total += x[0]
+        self.plain += 1
+        return x + self.total + self.plain
+
+
+def test_an_update_in_place_is_no_store() -> None:
+    assert not found(Accumulates())
+    assert verify(case(Accumulates(), 3, 4, 3)).ok
+
+
+class KeepsView(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", torch.zeros(4))
+        self.part = None
+
+    def forward(self, x):
+        self.state.add_(x[0])
+        self.part = self.state[1:3]
+        return x * 2
+
+
+def test_a_view_of_state_that_is_kept_stays_one() -> None:
+    model = KeepsView()
+    compiled = capwise.compile(model, inputs={"x": ("T", 4)}, capture="tape")
+    for _ in range(3):
+        compiled(x=torch.ones(3, 4))
+    model.state.fill_(9)
+    assert model.part.tolist() == [9, 9]
+
+
 def test_a_tensor_replaced_at_every_step_is_staged_and_recorded_once() -> None:
     compiled = capwise.compile(Rebinds(), inputs={"x": ("T", 4)}, capture="tape")
     bound = []

@@ -17,6 +17,7 @@ from torch import nn
 
 import capwise
 from capwise import Buffer, Case, Input, Live
+from capwise.report import ADVICE
 
 
 @torch.library.custom_op("verify_models::opaque", mutates_args=())
@@ -322,7 +323,7 @@ def test_what_is_found_and_that_it_is_repaired(name):
     row = ROWS[name]
     result = capwise.verify(row.case(), repair="auto")
     assert result.ok, str(result)
-    assert result.report.codes() == row.codes, "\n".join(map(str, result.report))
+    assert result.report.codes() - set(ADVICE) == row.codes, "\n".join(map(str, result.report))
     assert bool(result.report.seams) is row.seams, result.report.seams
     assert result.steps == len(row.batches) and result.misses == 0
 
