@@ -45,7 +45,8 @@ def _fit(name: str, dim: int, launches: Sequence[Recorded]) -> str:
 
 
 def _candidates(wanted: Sequence[int], launches: Sequence[Recorded]) -> Iterator[str]:
-    """Simplest first: a number, an extent, a multiple of one or a fixed size; each also over a kernel constant."""
+    """Simplest first: a number, an extent, a multiple of one or a fixed size; each also over a kernel constant. Last,
+    tiles of groups that share no tile: full ones, and one more a request or for each of a fixed number of groups."""
     if len(set(wanted)) == 1:
         yield str(wanted[0])
     symbols = list(launches[0].extents)
@@ -56,6 +57,21 @@ def _candidates(wanted: Sequence[int], launches: Sequence[Recorded]) -> Iterator
     yield from numerators[: len(symbols)]
     yield from (f"cdiv({numerator}, {tile})" for numerator in numerators for tile in tiles)
     yield from numerators[len(symbols) :]
+    for numerator in numerators[: -len(sizes) or None]:
+        for tile in tiles:
+            full = f"{numerator} // {tile}"
+            yield from (f"{full} + {symbol}" for symbol in symbols)
+            yield from _clamped(full, numerator, wanted, launches)
+
+
+def _clamped(full: str, most: str, wanted: Sequence[int], launches: Sequence[Recorded]) -> Iterator[str]:
+    """`full` and a constant, which the launch with the largest grid tells; also where it is never above `most`."""
+    largest = max(range(len(wanted)), key=wanted.__getitem__)
+    one = launches[largest]
+    more = wanted[largest] - evaluate(full, {**_integers(one.bound), **one.extents}, one.name)
+    if more > 0:
+        yield f"{full} + {more}"
+        yield f"min({full} + {more}, {most})"
 
 
 def _fixed_sizes(launches: Sequence[Recorded]) -> list[int]:
