@@ -55,8 +55,11 @@ def _candidates(wanted: Sequence[int], launches: Sequence[Recorded]) -> Iterator
     constants = [p.name for p in launches[0].kernel.params if p.is_constexpr]
     tiles = [n for n in constants if all(type(launch.bound[n]) is int and launch.bound[n] > 0 for launch in launches)]
     yield from numerators[: len(symbols)]
+    yield from tiles
     yield from (f"cdiv({numerator}, {tile})" for numerator in numerators for tile in tiles)
     yield from numerators[len(symbols) :]
+    # A fixed size that only shapes tell.
+    yield from (f"{wanted[0] // launches[0].extents[symbol]} * {symbol}" for symbol in symbols)
     for numerator in numerators[: -len(sizes) or None]:
         for tile in tiles:
             full = f"{numerator} // {tile}"

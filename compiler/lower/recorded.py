@@ -47,8 +47,9 @@ def op_launches(op: str, lengths: Sequence[int], sizes: Sizes, seed: int = 0) ->
     return launches_of(lambda: getattr(torch.ops.capwise, op)(**call), extents)
 
 
-# Largest first: it is the one that is compiled. The others show how the grid depends on T and R.
-EXTENTS = ((1536, 64), (1536, 12), (700, 12), (331, 64))
+# Largest first: it is the one that is compiled. The others show how the grid depends on T and R, the last ones also
+# where a bound on it holds.
+EXTENTS = ((1536, 64), (1536, 12), (700, 12), (331, 64), (3, 2), (2, 1))
 
 
 def catalogue(sizes: Sizes | None = None, extents: Iterable[tuple[int, int]] = EXTENTS) -> dict[str, list[Recorded]]:
