@@ -76,6 +76,7 @@ def _program(state: Compilation, name: str) -> Program:
         state.texts,
         state.traced.graph,
         state.whole,
+        state.caps,
     )
     report.programs.append(program.text())
     return program

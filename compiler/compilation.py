@@ -26,7 +26,7 @@ class Compilation:
     exact: symbols whose captured extent is the live one (all but the first of a key). capacity: captured extent of
     symbols outside the key. strided: staged inputs that some batch brought with a stride. whole: states that this
     graph, or an earlier one of the model, reads to the last row, and the node that does. taken: states of which an
-    earlier graph's padded rows write a row.
+    earlier graph's padded rows write a row. caps: largest extent of a symbol that is recorded.
     """
 
     traced: Traced
@@ -42,6 +42,7 @@ class Compilation:
     scratch: list[tuple[str, int, int]] = field(default_factory=list)
     whole: dict[str, str] = field(default_factory=dict)
     taken: frozenset[str] = frozenset()
+    caps: dict[str, int] = field(default_factory=dict)
     eager: dict[fx.Node, str] = field(default_factory=dict)
     live: dict[str, fx.Node] = field(default_factory=dict)
     fills: int = 0

@@ -192,7 +192,9 @@ class CompiledModel:
     def _ticket(self, variant: Variant, extents: dict[str, int]) -> Ticket:
         at = choose_key(self.admission.keys, extents)
         key, program = self.admission.keys[at], variant.programs[at]
-        captured = captured_extents(key, extents, self.admission.sizes(key), self.admission.capacity)
+        captured = captured_extents(
+            key, extents, self.admission.sizes(key), self.admission.capacity, program.caps
+        )
         names = program.space.sympy
         return Ticket(
             variant,

@@ -93,7 +93,9 @@ class _Runner:
             compat.unmark(args)
         self._bind_state(executor, args)
         key = self.keys[at]
-        captured = captured_extents(key, extents, self.options.capture_sizes, self.capacity)
+        captured = captured_extents(
+            key, extents, self.options.capture_sizes, self.capacity, executor.program.caps
+        )
         return executor.step(batch, extents, captured if self._may_replay(batch) else None)
 
     def _may_replay(self, batch: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from capwise.compilation import Compilation, CompilerPass
 from capwise.passes.advice import Advice
 from capwise.passes.annotate import Annotate
 from capwise.passes.asynchronous import Asynchronous
+from capwise.passes.capacity import Capacity
 from capwise.passes.check import Check
 from capwise.passes.contiguous import ContiguousCopy
 from capwise.passes.copy_back import CopyBack
@@ -29,7 +30,7 @@ from capwise.program import print_graph
 
 
 def analysis() -> list[type[CompilerPass]]:
-    return [Annotate, Provenance, Storage, Padding, Layout, Launches, Mutation, Asynchronous, Hazards]
+    return [Annotate, Provenance, Capacity, Storage, Padding, Layout, Launches, Mutation, Asynchronous, Hazards]
 
 
 def repair() -> list[type[CompilerPass]]:

@@ -74,6 +74,7 @@ class Program:
     texts: dict[str, str] = field(default_factory=dict)
     module: fx.GraphModule | None = None
     whole: Mapping[str, str] = field(default_factory=dict)
+    caps: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def pieces(self) -> list[Step]:

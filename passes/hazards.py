@@ -105,7 +105,9 @@ class Hazards(CompilerPass):
             if hazard.chosen is None or hazard.chosen.kind != "fill":
                 continue
             for fix in hazard.chosen.fixes:
-                name = self.state.traced.arrivals[fix.arg].name if fix.arg.op == "placeholder" else ""
+                # A view of a staged input has its source and its tail.
+                staged = has_fact(fix.arg) and fact(fix.arg).origin in ("staged", "buffer")
+                name = fact(fix.arg).source if staged else ""
                 if name in self.state.staged_fills and self.state.staged_fills[name] != fix.value:
                     self._conflict(hazard, name, fix.value)
 

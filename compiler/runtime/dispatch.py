@@ -29,20 +29,36 @@ def bucket(size: int, sizes: Sequence[int]) -> int | None:
     return sizes[at] if at < len(sizes) else None
 
 
+def capped(sizes: Sequence[int], most: int | None) -> list[int]:
+    """Buckets none of which is larger than `most`, which is one itself where it takes the place of larger ones."""
+    if most is None or not sizes or sizes[-1] <= most:
+        return list(sizes)
+    return [s for s in sizes if s < most] + [most]
+
+
 def captured_extents(
-    key: Key, extents: Mapping[str, int], sizes: Sequence[int], capacity: Mapping[str, int]
+    key: Key,
+    extents: Mapping[str, int],
+    sizes: Sequence[int],
+    capacity: Mapping[str, int],
+    caps: Mapping[str, int] | None = None,
 ) -> dict[str, int] | None:
     """The extents that the recording for a batch is made at; None where it runs uncaptured.
 
-    The first symbol of the key goes to its bucket, further ones are exact, all others are at capacity.
+    The first symbol of the key goes to its bucket, further ones are exact, all others are at capacity. `caps` bounds
+    what may be recorded of a symbol.
     """
+    caps = caps or {}
     captured: dict[str, int] = {}
     for symbol, live in extents.items():
         if symbol == key[0] if key else False:
-            size = bucket(live, sizes)
-            if size is None:
-                return None
-            captured[symbol] = size
+            size = bucket(live, capped(sizes, caps.get(symbol)))
+        elif symbol in key:
+            size = live
         else:
-            captured[symbol] = live if symbol in key else capacity[symbol]
+            most = min(capacity[symbol], caps.get(symbol, capacity[symbol]))
+            size = most if live <= most else None
+        if size is None:
+            return None
+        captured[symbol] = size
     return captured
