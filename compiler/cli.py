@@ -29,6 +29,7 @@ from capwise.targets import (
     exception_line,
     load_cases,
     load_module,
+    load_samples,
     options_for,
     project_defaults,
     split_keys,
@@ -357,6 +358,21 @@ def lower(
         rows = lower_cases(given, targets, out) if given else lower_ops(targets, out)
     _emit(_json([row.to_dict() for row in rows]) if format == "json" else table(rows))
     return int(not all(row.ok for row in rows))
+
+
+@app.command()
+@_command
+def probe(
+    op: Annotated[str, typer.Argument(metavar="OP", help="A registered op: namespace::name.")],
+    samples: Annotated[str, typer.Option(metavar="module:callable", help="Gives (args, kwargs) of some calls.")],
+) -> int:
+    """Drafts a contract for an op: the strongest claims that its sample calls do not refute."""
+    with _step("probing", op):
+        from capwise.claims.probe import probe as draft
+
+        text = str(draft(op, load_samples(samples)))
+    _emit(text)
+    return 0
 
 
 @app.command()

@@ -54,6 +54,23 @@ def load_cases(target: str) -> tuple[list[Case], bool]:
     return cases, is_list
 
 
+def load_samples(target: str) -> list[Any]:
+    """The target's sample calls: a list of (args, kwargs), or a function without arguments that gives one.
+
+    Raises:
+        TargetError: no such file, module or name; no such list; or the target raised.
+    """
+    module, name = split(target)
+    with importable(module):
+        found = _attribute(target, load_module(module), name)
+        if callable(found):
+            found = _run(target, found)
+    pairs = isinstance(found, (list, tuple)) and all(isinstance(s, (list, tuple)) and len(s) == 2 for s in found)
+    if not pairs or not all(isinstance(a, (list, tuple)) and isinstance(k, dict) for a, k in found):
+        raise TargetError(f"target {target!r}: expected a list of (args, kwargs); got {_kind(found)}")
+    return [(tuple(args), kwargs) for args, kwargs in found]
+
+
 def split(target: str) -> tuple[str, str]:
     """`module:name` in two.
 
