@@ -247,8 +247,8 @@ def test_graph_as_dot_and_as_a_page(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["chek"], "command 'chek': expected one of check, verify, graph, kernels, lower, explain, rules, "
-                   "demo, env; did you mean 'check'?"),
+        (["chek"], "command 'chek': expected one of check, verify, graph, kernels, lower, probe, explain, "
+                   "rules, demo, env; did you mean 'check'?"),
         (["check", "t.py:one", "--fromat", "json"], "check: option '--fromat': expected one of --format, "
          "--out, --fail-on, --max-seams, --strict, --key, --repair, --dump, --help; did you mean '--format'?"),
         (["check", "t.py:one", "--format", "jsn"], "option '--format': expected one of full, concise, json, github, "
