@@ -16,6 +16,7 @@ from capwise.passes.copy_back import CopyBack
 from capwise.passes.device_scalar import DeviceScalar
 from capwise.passes.fill import Fill
 from capwise.passes.finish import Finish
+from capwise.passes.formats import Formats
 from capwise.passes.hazards import Hazards
 from capwise.passes.launches import Launches
 from capwise.passes.layout import Layout
@@ -24,17 +25,19 @@ from capwise.passes.mutation import Mutation
 from capwise.passes.padding import Padding
 from capwise.passes.plan import Plan
 from capwise.passes.provenance import Provenance
+from capwise.passes.read_format import ReadFormat
 from capwise.passes.split import Split
 from capwise.passes.storage import Storage
 from capwise.program import print_graph
 
 
 def analysis() -> list[type[CompilerPass]]:
-    return [Annotate, Provenance, Capacity, Storage, Padding, Layout, Launches, Mutation, Asynchronous, Hazards]
+    facts: list[type[CompilerPass]] = [Annotate, Provenance, Capacity, Storage, Padding]
+    return [*facts, Layout, Launches, Mutation, Asynchronous, Formats, Hazards]
 
 
 def repair() -> list[type[CompilerPass]]:
-    return [MaskedWrite, ContiguousCopy, CopyBack, Finish, DeviceScalar, Fill, Annotate, Provenance, Check]
+    return [MaskedWrite, ContiguousCopy, CopyBack, Finish, ReadFormat, DeviceScalar, Fill, Annotate, Provenance, Check]
 
 
 def planning() -> list[type[CompilerPass]]:

@@ -25,6 +25,7 @@ _HELP = {
     "CW304": ("put a barrier between the loads and the stores of a program", "write to another tensor"),
     "CW305": ("declare what the op writes: mutates_args", "write to the view itself"),
     "CW401": ("pass the stride to the kernel", "make the argument contiguous where it is made"),
+    "CW601": ("decode in the format that was written", "keep the format with the bytes"),
     "CW403": ("widen the row number to 64 bits before it is multiplied",),
 }
 
@@ -33,7 +34,7 @@ class Hazards(CompilerPass):
     """A hazard is reported iff some batch could make replay differ from eager there, with what was done about it."""
 
     name = "hazards"
-    needs = ("rows", "strides", "launches", "mutations", "waits", "hazards")
+    needs = ("rows", "strides", "launches", "mutations", "waits", "formats", "hazards")
     gives = ("diagnostics",)
 
     def run(self, graph: fx.Graph) -> bool:
