@@ -141,6 +141,8 @@ def run_interpreted(kernel: Any, grid: Any, **bound: Any) -> None:
         for parameter in kernel.params:  # the interpreter knows no bool that is not a constexpr
             if isinstance(arguments[parameter.name], bool) and not parameter.is_constexpr:
                 arguments[parameter.name] = int(arguments[parameter.name])
+            if parameter.annotation_type == "i64" and isinstance(arguments[parameter.name], int):
+                arguments[parameter.name] = _wide(arguments[parameter.name])
         executor = GridExecutor(body.rewrite(), body.arg_names, tuple(grid(arguments) if callable(grid) else grid))
         # The tensors are on the CPU already: no copy of whole storages there and back at each launch.
         executor._init_args_hst = lambda args, kwargs: (args, kwargs)
@@ -260,6 +262,25 @@ class _Deferred:
         self.next_program()
         for one in self._earlier:
             self._module.store(*one)
+
+
+def _wide(value: int) -> Any:
+    """An integer of 64 bits, where the interpreter would choose the width by the value."""
+    import numpy
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    return tl.tensor(TensorHandle(numpy.array([value], dtype=numpy.int64), tl.int64), tl.int64)
+
+
+@functools.cache
+def widened(kernel: Any, names: tuple[str, ...]) -> Any:
+    """The same `@triton.jit` kernel with some of its integer arguments of 64 bits, whatever their value."""
+    fn = kernel.fn
+    twin = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    twin.__kwdefaults__, twin.__module__, twin.__qualname__ = fn.__kwdefaults__, fn.__module__, fn.__qualname__
+    twin.__annotations__ = {**fn.__annotations__, **dict.fromkeys(names, "i64")}
+    return type(kernel)(twin, do_not_specialize=kernel.do_not_specialize)
 
 
 def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:

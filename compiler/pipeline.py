@@ -28,6 +28,7 @@ from capwise.passes.provenance import Provenance
 from capwise.passes.read_format import ReadFormat
 from capwise.passes.split import Split
 from capwise.passes.storage import Storage
+from capwise.passes.widen import Widen
 from capwise.program import print_graph
 
 
@@ -37,7 +38,8 @@ def analysis() -> list[type[CompilerPass]]:
 
 
 def repair() -> list[type[CompilerPass]]:
-    return [MaskedWrite, ContiguousCopy, CopyBack, Finish, ReadFormat, DeviceScalar, Fill, Annotate, Provenance, Check]
+    changes = [MaskedWrite, ContiguousCopy, CopyBack, Finish, ReadFormat, Widen, DeviceScalar, Fill]
+    return [*changes, Annotate, Provenance, Check]
 
 
 def planning() -> list[type[CompilerPass]]:

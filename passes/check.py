@@ -20,7 +20,7 @@ class Check(CompilerPass):
     """The repaired graph is sound iff no hazard is left that was not answered by capacity or a seam."""
 
     name = "check"
-    needs = ("filled", "scalars", "masked", "dense", "returned", "finished", "readable")
+    needs = ("filled", "scalars", "masked", "dense", "returned", "finished", "readable", "wide")
     gives = ("checked",)
     codes = ("CW901",)
 

@@ -14,9 +14,12 @@ from capwise.derive import Derivation
 from capwise.facts import facts, is_tensor, storage_of, val
 from capwise.kernel_access import KernelHazard
 from capwise.kernel_access.overlap import overlaps
+from capwise.launch import Launch
 from capwise.ops import aten
 from capwise.ops.contract import Contract, Last
+from capwise.runtime.kernel_call import KernelCall, widened
 from capwise.transfer.flow import Hazard, Remedy
+from capwise.transfer.offsets import largest
 from capwise.transfer.overlap import are_disjoint
 
 _LIMIT = 2**31
@@ -57,8 +60,8 @@ class Launches(CompilerPass):
             for hazard in row.hazards:
                 if hazard.code == "CW304":
                     self._overlap(node, row.arg, hazard)
-                elif hazard.code == "CW403":
-                    self._width(node, row.arg, hazard)
+            if any(a.narrow for a in row.accesses):
+                self._width(node, row.arg, found)
         if found.contract is None:
             self._aliases(node, None, found.call.pointers, found)
 
@@ -89,14 +92,46 @@ class Launches(CompilerPass):
         # Nothing that is done around the launch orders what happens inside of it.
         self._add(Hazard("CW304", node, message, hazard.needs, (), arg), hazard.verdict != "refuted")
 
-    def _width(self, node: fx.Node, name: str, hazard: KernelHazard) -> None:
+    def _width(self, node: fx.Node, name: str, found: Derivation) -> None:
+        """An offset of 32 bits fits by what it is made of, or by where it must lie; else the kernel is launched with
+        scalars of 64 bits, where that makes all of its products wide. A mask that is made of the offset itself says
+        nothing: an offset that has wrapped may pass it."""
+        hazards = [h for row in found.call.summary.arguments if row.arg == name for h in row.hazards]
+        needs = next((h.needs for h in hazards if h.code == "CW403"), None)
+        large = self._largest(node, name, found.call)
+        if large is None and needs is None or large is not None and large < _LIMIT:
+            return
         arg = _argument(node, name)
-        span = self._span(arg) if arg is not None else None
-        fits = span is not None and span <= _LIMIT
-        remedies = (Remedy("guard", "bound guard"),) if fits else ()
-        note = f"the extent of {name} has no bound" if span is None else f"{name} spans at most {span} elements here"
+        span = self._span(arg) if arg is not None and large is None else None
+        wide = widened(found.call)
+        remedies: tuple[Remedy, ...] = ()
+        if span is not None and span <= _LIMIT:
+            remedies = (Remedy("guard", "bound guard"),)
+        elif wide is not None and self._fits(node, name, wide):
+            remedies = (Remedy("widen", "64-bit offset"),)
+        note = f"{name} spans at most {span} elements here" if span else f"the extent of {name} has no bound"
+        note = f"an offset of {name} reaches {large}" if large is not None else note
         message = f"offsets of {name} in {node.target} are computed in 32 bits"
-        self._add(Hazard("CW403", node, message, f"needs {hazard.needs}", remedies, arg, notes=(note,)), True)
+        label = f"needs {needs or 'its products below 2**31'}"
+        self._add(Hazard("CW403", node, message, label, remedies, arg, notes=(note,)), large is None)
+
+    def _fits(self, node: fx.Node, name: str, wide: KernelCall) -> bool:
+        large = self._largest(node, name, wide)
+        said = any(h.code == "CW403" for row in wide.summary.arguments if row.arg == name for h in row.hazards)
+        return large < _LIMIT if large is not None else not said
+
+    def _largest(self, node: fx.Node, name: str, call: KernelCall) -> int | None:
+        if call.summary.unknown:
+            return None
+        most = {s: m for s, n in self.state.space.names.items() if (m := self.state.space.most.get(n)) is not None}
+        ranges = {}
+        for slot in call.pointers:
+            value = _argument(node, slot)
+            arrival = self.state.traced.arrivals.get(value) if value is not None else None
+            spec = self.state.traced.specs.get(arrival.name) if arrival is not None else None
+            if spec is not None and spec.range is not None:
+                ranges[slot] = max(abs(int(n)) for n in spec.range)
+        return largest(Launch.of(call, node, self.state.space.names), name, most, ranges)
 
     def _span(self, arg: fx.Node) -> int | None:
         """One past the last element of an argument, at the largest extents; None where it has no bound."""

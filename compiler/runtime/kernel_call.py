@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from capwise import compat
-from capwise.kernel_access import KernelSummary, summarize
+from capwise.kernel_access import BuildError, KernelSummary, summarize
 
 NAMESPACE = "capwise_kernel"
 GRID = ("grid_x", "grid_y", "grid_z")
@@ -76,6 +76,18 @@ def kernel_call(
         made = _register(kernel, dict(signature), dict(fixed), dict(options))
         _CALLS[key] = _BY_OP[made.op] = made
     return _CALLS[key]
+
+
+def widened(call: KernelCall) -> KernelCall | None:
+    """The same kernel with its integer scalars of 64 bits; None where none is of 32."""
+    names = tuple(n for n in call.scalars if call.signature[n] == "i32")
+    if not names:
+        return None
+    signature = {n: "i64" if n in names else kind for n, kind in call.signature.items()}
+    try:
+        return kernel_call(compat.widened(call.kernel, names), signature, call.fixed, call.options)
+    except BuildError:
+        return None
 
 
 def _register(kernel: Any, signature: dict[str, str], fixed: dict[str, Any], options: dict[str, Any]) -> KernelCall:

@@ -32,8 +32,8 @@ _SCALAR_MAKERS = (torch.ops.aten.scalar_tensor.default,)
 _TRANSPARENT = ("_to_copy", "clone", "view", "unsqueeze", "alias", "expand", "slice")
 
 RemedyKind = Literal[
-    "allow", "capacity", "fill", "scalar", "keep", "dense", "back", "wait", "hold", "format", "wrap", "stage", "guard",
-    "seam",
+    "allow", "capacity", "fill", "scalar", "keep", "dense", "back", "wait", "hold", "format", "widen", "wrap", "stage",
+    "guard", "seam",
 ]
 
 
