@@ -16,6 +16,7 @@ import torch
 
 from capwise.ops.contract import Any, Axes, Contract, Rows, contract
 from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.rows import load_row, row_tiles
 
 
 def norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float, hc: int) -> torch.Tensor:
@@ -40,18 +41,22 @@ def write_reference(x: torch.Tensor, y: torch.Tensor, inject: torch.Tensor) -> t
 def _hc_norm_kernel(
     x_ptr, weight_ptr, out_ptr,
     tokens, width, eps, x_row, x_column, weight_stride,
-    STREAMS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
+    STREAMS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
 ):
     token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T))[:, None].to(tl.int64)
-    stream = tl.program_id(1)
-    j = tl.arange(0, BLOCK)[None, :]
-    inside = (token < tokens) & (j < width)
-    at = stream * width + j
-    x = tl.load(x_ptr + token * x_row + at * x_column, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + at * weight_stride, mask=j < width, other=0.0).to(tl.float32)
-    scaled = x * (1.0 / tl.sqrt(tl.sum(x * x, 1) / width + eps))[:, None]
-    out_at = (token * STREAMS + stream) * width + j
-    tl.store(out_ptr + out_at, (scaled * (1.0 + weight)).to(out_ptr.dtype.element_ty), mask=inside)
+    stream, live = tl.program_id(1), token < tokens
+    xs = load_row(x_ptr, token * x_row, stream * width, width, x_column, live, BLOCK, CHUNKS)
+    squares = tl.zeros((BLOCK_T, BLOCK), dtype=tl.float32)
+    for c in tl.static_range(CHUNKS):
+        squares += xs[c].to(tl.float32) * xs[c].to(tl.float32)
+    scale = (1.0 / tl.sqrt(tl.sum(squares, 1) / width + eps))[:, None]
+    for c in tl.static_range(CHUNKS):
+        j = c * BLOCK + tl.arange(0, BLOCK)[None, :]
+        at = stream * width + j
+        weight = tl.load(weight_ptr + at * weight_stride, mask=j < width, other=0.0).to(tl.float32)
+        normed = xs[c].to(tl.float32) * scale * (1.0 + weight)
+        out_at = (token * STREAMS + stream) * width + j
+        tl.store(out_ptr + out_at, normed.to(out_ptr.dtype.element_ty), mask=live & (j < width))
 
 
 @jit
@@ -96,9 +101,8 @@ def _hc_write_kernel(
 
 def _launch_norm(x, weight, eps, hc, out) -> None:
     tokens, width = x.shape[0], x.shape[1] // hc
-    columns = 1 << (width - 1).bit_length()
-    block_t = block(tokens, x, gpu=max(1, 1024 // columns), cpu=64)
-    _hc_norm_kernel[(-(-tokens // block_t), hc)](
+    tiles = row_tiles(tokens, width, x)
+    _hc_norm_kernel[(-(-tokens // tiles["BLOCK_T"]), hc)](
         x,
         weight,
         out,
@@ -108,9 +112,8 @@ def _launch_norm(x, weight, eps, hc, out) -> None:
         *x.stride(),
         weight.stride(0),
         STREAMS=hc,
-        BLOCK_T=block_t,
-        BLOCK=columns,
-        num_warps=8 if columns > 1024 else 4,
+        **tiles,
+        num_warps=2,
     )
 
 

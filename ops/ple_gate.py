@@ -20,7 +20,8 @@ import math
 import torch
 
 from capwise.ops.contract import Any, Axes, Contract, Rows, contract
-from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.launch import jit, on_triton, tl
+from capwise.ops.rows import load_row, row_tiles
 
 SMALLEST = 1e-6
 
@@ -54,49 +55,66 @@ def gate_reference(
 
 
 @jit
-def _scaled(x, width, eps):
-    """Rows of x over the root of their mean square; the columns past width hold 0."""
-    return x * (1.0 / tl.sqrt(tl.sum(x * x, 1) / width + eps))[:, None]
-
-
-@jit
 def _ple_gate_kernel(
     key_ptr, value_ptr, hidden_ptr, w_key_ptr, w_query_ptr, w_conv_ptr, gated_ptr, normed_ptr,
     tokens, width, eps, root, smallest, key_row, key_column, value_row, value_column, hidden_row, hidden_column,
     w_key_stride, w_query_stride, w_conv_stride,
-    STREAMS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
+    STREAMS: tl.constexpr, EACH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
 ):
+    """EACH of the streams of some tokens, one after another: the value, which they share, is loaded once. A row stays
+    in registers, and sums run over its tiles before they run over columns: one reduction a sum."""
     token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T))[:, None].to(tl.int64)
-    stream = tl.program_id(1)
-    j = tl.arange(0, BLOCK)[None, :]
-    inside = (token < tokens) & (j < width)
-    at = stream * width + j
+    live = token < tokens
     dtype = gated_ptr.dtype.element_ty
-    k = tl.load(key_ptr + token * key_row + at * key_column, mask=inside, other=0.0).to(tl.float32)
-    q = tl.load(hidden_ptr + token * hidden_row + at * hidden_column, mask=inside, other=0.0).to(tl.float32)
-    w_k = tl.load(w_key_ptr + at * w_key_stride, mask=j < width, other=0.0).to(tl.float32)
-    w_q = tl.load(w_query_ptr + at * w_query_stride, mask=j < width, other=0.0).to(tl.float32)
-    k = (_scaled(k, width, eps) * (1.0 + w_k)).to(dtype).to(tl.float32)
-    q = (_scaled(q, width, eps) * (1.0 + w_q)).to(dtype).to(tl.float32)
-    dot = tl.sum((k * q).to(dtype).to(tl.float32), 1).to(dtype).to(tl.float32)
-    d = (dot / root).to(dtype).to(tl.float32)
-    magnitude = tl.sqrt(tl.maximum(tl.abs(d), smallest)).to(dtype).to(tl.float32)
-    signed = tl.where(d > 0, magnitude, tl.where(d < 0, -magnitude, d))
-    g = (1.0 / (1.0 + tl.exp(-signed))).to(dtype).to(tl.float32)
-    value = tl.load(value_ptr + token * value_row + j * value_column, mask=inside, other=0.0).to(tl.float32)
-    gated = (g[:, None] * value).to(dtype)
-    w_c = tl.load(w_conv_ptr + at * w_conv_stride, mask=j < width, other=0.0).to(tl.float32)
-    normed = _scaled(gated.to(tl.float32), width, eps) * (1.0 + w_c)
-    out = (token * STREAMS + stream) * width + j
-    tl.store(gated_ptr + out, gated, mask=inside)
-    tl.store(normed_ptr + out, normed.to(dtype), mask=inside)
+    values = load_row(value_ptr, token * value_row, 0, width, value_column, live, BLOCK, CHUNKS)
+    for n in range(EACH):
+        stream = tl.program_id(1) * EACH + n
+        at = stream * width
+        keys = load_row(key_ptr, token * key_row, at, width, key_column, live, BLOCK, CHUNKS)
+        queries = load_row(hidden_ptr, token * hidden_row, at, width, hidden_column, live, BLOCK, CHUNKS)
+        of_key = tl.zeros((BLOCK_T, BLOCK), dtype=tl.float32)
+        of_query = tl.zeros((BLOCK_T, BLOCK), dtype=tl.float32)
+        for c in tl.static_range(CHUNKS):
+            k, q = keys[c].to(tl.float32), queries[c].to(tl.float32)
+            of_key += k * k
+            of_query += q * q
+        by_key = (1.0 / tl.sqrt(tl.sum(of_key, 1) / width + eps))[:, None]
+        by_query = (1.0 / tl.sqrt(tl.sum(of_query, 1) / width + eps))[:, None]
+        products = tl.zeros((BLOCK_T, BLOCK), dtype=tl.float32)
+        for c in tl.static_range(CHUNKS):
+            j = c * BLOCK + tl.arange(0, BLOCK)[None, :]
+            w_k = tl.load(w_key_ptr + (at + j) * w_key_stride, mask=j < width, other=0.0).to(tl.float32)
+            w_q = tl.load(w_query_ptr + (at + j) * w_query_stride, mask=j < width, other=0.0).to(tl.float32)
+            k = (keys[c].to(tl.float32) * by_key * (1.0 + w_k)).to(dtype).to(tl.float32)
+            q = (queries[c].to(tl.float32) * by_query * (1.0 + w_q)).to(dtype).to(tl.float32)
+            products += (k * q).to(dtype).to(tl.float32)
+        dot = tl.sum(products, 1).to(dtype).to(tl.float32)
+        d = (dot / root).to(dtype).to(tl.float32)
+        magnitude = tl.sqrt(tl.maximum(tl.abs(d), smallest)).to(dtype).to(tl.float32)
+        signed = tl.where(d > 0, magnitude, tl.where(d < 0, -magnitude, d))
+        g = (1.0 / (1.0 + tl.exp(-signed))).to(dtype).to(tl.float32)[:, None]
+        of_gated = tl.zeros((BLOCK_T, BLOCK), dtype=tl.float32)
+        for c in tl.static_range(CHUNKS):
+            gated = (g * values[c].to(tl.float32)).to(dtype).to(tl.float32)
+            of_gated += gated * gated
+        by_gated = (1.0 / tl.sqrt(tl.sum(of_gated, 1) / width + eps))[:, None]
+        for c in tl.static_range(CHUNKS):
+            j = c * BLOCK + tl.arange(0, BLOCK)[None, :]
+            gated = (g * values[c].to(tl.float32)).to(dtype)
+            w_c = tl.load(w_conv_ptr + (at + j) * w_conv_stride, mask=j < width, other=0.0).to(tl.float32)
+            normed = gated.to(tl.float32) * by_gated * (1.0 + w_c)
+            out = (token * STREAMS + stream) * width + j
+            tl.store(gated_ptr + out, gated, mask=live & (j < width))
+            tl.store(normed_ptr + out, normed.to(dtype), mask=live & (j < width))
+
+
+MANY = 1024  # tokens from which on a program's streams come one after another
 
 
 def _launch(key, value, hidden, w_key, w_query, w_conv, eps, hc, gated, normed) -> None:
     tokens, width = value.shape
-    columns = 1 << (width - 1).bit_length()
-    block_t = block(tokens, key, gpu=max(1, 1024 // columns), cpu=64)
-    _ple_gate_kernel[(-(-tokens // block_t), hc)](
+    tiles, each = row_tiles(tokens, width, key), hc if tokens >= MANY else 1
+    _ple_gate_kernel[(-(-tokens // tiles["BLOCK_T"]), hc // each)](
         key,
         value,
         hidden,
@@ -117,9 +135,9 @@ def _launch(key, value, hidden, w_key, w_query, w_conv, eps, hc, gated, normed) 
         w_query.stride(0),
         w_conv.stride(0),
         STREAMS=hc,
-        BLOCK_T=block_t,
-        BLOCK=columns,
-        num_warps=8 if columns > 1024 else 4,
+        EACH=each,
+        **tiles,
+        num_warps=2,
     )
 
 
