@@ -61,6 +61,11 @@ def kernels() -> None:
         gate(tokens)
     for lengths, stride in (([16, 676], 4), ([512] * 16, 4)):
         conv(lengths, stride)
+    for lengths in ([1], [1] * 8, [1] * 64, [4] * 16, [512] * 16, [8192]):
+        scan(lengths)
+    for tokens in (8, 64, 512, 8192):
+        experts(tokens)
+        residual(tokens)
     table = torch.randn(1 << 22, 160, device=DEVICE, dtype=torch.bfloat16)
     ids = torch.randint(0, 1 << 22, (8192, 16), device=DEVICE)
     gathered = 8192 * 16 * (160 * 2 * 2 + 8)
@@ -109,6 +114,55 @@ def conv(lengths: list[int], stride: int) -> None:
         lambda: torch.ops.capwise.ple_short_conv_state_(x, state, starts, slots, initial, 9),
         2 * len(lengths) * channels * 18,
     )
+
+
+def scan(lengths: list[int]) -> None:
+    """The gated delta rule at released sizes; requests of two to four tokens verify drafts."""
+    tokens, requests_, columns, heads = sum(lengths), len(lengths), 4, (16, 48)
+    spec = 1 < max(lengths) <= columns
+    starts, _, initial = requests(lengths, 1)
+    table = torch.arange(1, requests_ * columns + 1, dtype=torch.int32, device=DEVICE).view(requests_, columns)
+    qkv = torch.randn(tokens, (2 * heads[0] + heads[1]) * 128, device=DEVICE, dtype=torch.bfloat16)
+    q, k, v = (part.unflatten(1, (-1, 128)) for part in qkv.split([2048, 2048, 6144], 1))
+    g, beta = -torch.rand(tokens, heads[1], device=DEVICE), torch.rand(tokens, heads[1], device=DEVICE)
+    state = torch.randn(requests_ * columns + 1, heads[1], 128, 128, device=DEVICE)
+    accepted = torch.ones(requests_, dtype=torch.int32, device=DEVICE)
+    verify = accepted, torch.full((requests_,), spec, device=DEVICE)
+    slot = heads[1] * 128 * 128 * 4
+    moved_bytes = requests_ * slot * (1 + (lengths[0] if spec else 1)) + 2 * tokens * (qkv.shape[1] + v[0].numel())
+    kind = "verify" if spec else "decode" if max(lengths) == 1 else "prefill"
+    row(
+        f"gated delta rule, {kind}",
+        f"T={tokens}, R={requests_}",
+        lambda: torch.ops.capwise.gdn_scan_(q, k, v, g, beta, state, starts, table, initial, *verify),
+        moved_bytes,
+    )
+
+
+def experts(tokens: int, number: int = 64, k: int = 10) -> None:
+    """Routing and experts; the bytes are those of the weights that any token can reach, and of the rows."""
+    hidden, inner = 2560, 640
+    u = torch.randn(tokens, hidden, device=DEVICE, dtype=torch.bfloat16)
+    logits = torch.randn(tokens, number, device=DEVICE, dtype=torch.bfloat16)
+    gate_up = torch.randn(number, 2 * inner, hidden, device=DEVICE, dtype=torch.bfloat16) / 50
+    down = torch.randn(number, hidden, inner, device=DEVICE, dtype=torch.bfloat16) / 25
+    row("routing", f"T={tokens}, E={number}", lambda: torch.ops.capwise.moe_route(logits, k), 2 * logits.numel())
+    weights, chosen = torch.ops.capwise.moe_route(logits, k)
+    moved_bytes = 6 * min(tokens * k, number) * hidden * inner + 4 * tokens * (k + 1) * hidden
+    call = u, weights, chosen, gate_up, down
+    row("experts", f"T={tokens}, E={number}", lambda: torch.ops.capwise.moe_experts(*call), moved_bytes)
+
+
+def residual(tokens: int) -> None:
+    """Reading and writing four residual streams."""
+    hc, width = 4, 2560
+    x, n = (torch.randn(tokens, hc * width, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    y, inject = (torch.randn(tokens, m, device=DEVICE, dtype=torch.bfloat16) for m in (width, hc))
+    weight, wide = torch.randn(hc * width, device=DEVICE, dtype=torch.bfloat16), 2 * tokens * hc * width
+    ops, size = torch.ops.capwise, f"T={tokens}"
+    row("streams, norm", size, lambda: ops.hc_norm(x, weight, 1e-6, hc), 2 * wide)
+    row("streams, mix", size, lambda: ops.hc_mix(n, x, hc), 2 * wide + wide // hc)
+    row("streams, write", size, lambda: ops.hc_write(x, y, inject), 2 * wide + wide // hc)
 
 
 def row(name: str, size: str, run: Callable[[], Any], moved_bytes: int) -> None:

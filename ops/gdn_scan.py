@@ -349,8 +349,20 @@ def _launch(
         BLOCK_R=_power_of_two(requests),
         BLOCK_K=block_k,
     )
+    # A chunk's rows are what four warps multiply at once. Two programs a processor hide what loading ahead would.
     _gdn_chunk_kernel[(requests, heads, -(-width // block_v))](
-        *tensors, inverse, out, tokens, *sizes, *strides, **fixed, CHUNK=chunk, BLOCK_K=block_k, BLOCK_V=block_v
+        *tensors,
+        inverse,
+        out,
+        tokens,
+        *sizes,
+        *strides,
+        **fixed,
+        CHUNK=chunk,
+        BLOCK_K=block_k,
+        BLOCK_V=block_v,
+        num_warps=4,
+        num_stages=1,
     )
 
 
