@@ -1,20 +1,18 @@
 """What the Triton interpreter touches: the measured side of every proved offset.
 
 No memory is read or written: pointers are made-up addresses, loaded values come from a function, and every access is
-recorded. Triton is patched inside `interpreting` only. Two known faults of the interpreter are worked around there:
-nested jit functions are called through it, and a loop variable is a tensor, not a Python int.
+recorded. Triton is patched inside `compat.interpreted_programs` only.
 """
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from capwise import compat
 from capwise.kernel_access.evaluate import Memory, Numbers
 from capwise.kernel_access.ttir import unwrap
 
@@ -95,85 +93,6 @@ class Recorder:
         }
 
 
-def _tensor_range(*bounds: Any) -> Iterator[Any]:
-    """`range` whose items are tensors, as compiled kernels have them."""
-    from triton.runtime.interpreter import _implicit_cvt
-
-    for i in builtins.range(*(int(np.asarray(_plain(b)).item()) for b in bounds)):
-        yield _implicit_cvt(i)
-
-
-def _plain(value: Any) -> Any:
-    handle = getattr(value, "handle", None)
-    return handle.data if handle is not None else getattr(value, "value", value)
-
-
-@contextmanager
-def _item(namespace: dict[str, Any], name: str, value: Any) -> Iterator[None]:
-    missing = object()
-    old = namespace.get(name, missing)
-    namespace[name] = value
-    try:
-        yield
-    finally:
-        if old is missing:
-            del namespace[name]
-        else:
-            namespace[name] = old
-
-
-@contextmanager
-def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = name in vars(owner)
-    old = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, old)
-        else:
-            delattr(owner, name)
-
-
-@contextmanager
-def _language(function: Any) -> Iterator[None]:
-    """Triton's language, as this function sees it, interpreted; and its loops over tensors."""
-    from triton.runtime import interpreter
-
-    scope = interpreter._patch_lang(function)
-    try:
-        with _item(function.__globals__, "range", _tensor_range):
-            yield
-    finally:
-        if scope is not None:
-            scope.restore()
-
-
-def _run_function(function: Any, *args: Any, **kwargs: Any) -> Any:
-    from triton.runtime.interpreter import InterpretedFunction
-
-    with _language(function):
-        return InterpretedFunction(function).rewrite()(*args, **kwargs)
-
-
-@contextmanager
-def interpreting(recorder: Recorder) -> Iterator[None]:
-    """Within: jit functions run through the interpreter, and its memory is the recorder's."""
-    from triton.runtime.jit import JITFunction
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _run_function(self.fn, *args, **kwargs)
-
-    with ExitStack() as stack:
-        stack.enter_context(_attribute(JITFunction, "__call__", call))
-        for name, value in recorder.patches().items():
-            stack.enter_context(_attribute(recorder.builder, name, value))
-        for name in ("grid_idx", "grid_dim"):
-            stack.enter_context(_attribute(recorder.builder, name, None))
-        yield
-
-
 def record(
     kernel: Any,
     signature: Mapping[str, str],
@@ -203,9 +122,9 @@ def record(
             data = np.array([scalars[name]]).astype(_get_np_dtype(type_))
         values[name] = tl.tensor(TensorHandle(data, type_), type_)
     chosen = programs if programs is not None else list(np.ndindex(*grid))
-    with interpreting(recorder), np.errstate(all="ignore"):
+    with compat.interpreted_programs(recorder.patches()) as run, np.errstate(all="ignore"):
         interpreter_builder.set_grid_dim(*grid)
         for pid in chosen:
             interpreter_builder.set_grid_idx(*(int(x) for x in pid))
-            _run_function(function, **values)
+            run(function, **values)
     return recorder.touches
