@@ -315,22 +315,36 @@ def _program_text(program: Any, after: str | None) -> str:
 @_command
 def kernels(
     source: Annotated[str, typer.Argument(metavar="MODULE_OR_FILE", help="Where the @triton.jit kernels are.")],
+    case: Annotated[str | None, typer.Option(metavar="TARGET", help="A Case whose launches give signatures.")] = None,
     format: Format = "full",
 ) -> int:
-    """Prints what each @triton.jit kernel reads and writes, and its hazards."""
+    """Prints what each @triton.jit kernel reads and writes, and its hazards.
+
+    Types are those of the launches of --case, else those of annotations, else guessed, which is said."""
     _choice("--format", format, _TEXT_JSON)
+    recorded = None
+    if case is not None:
+        with _step("recording", case):
+            from capwise.recorded import record_signatures
+
+            recorded = record_signatures(_load(case)[0])
     with _step("reading", source):
         from capwise.kernel_access import load_kernels, rows, summarize
 
-        found = [row for kernel in load_kernels(load_module(source)) for row in rows(summarize(kernel))]
-    text = "\n".join(_kernel_line(row) for row in found) or f"no @triton.jit kernel in {source}"
-    _emit(_json(found) if format == "json" else text)
-    return int(any(hazard["verdict"] == "refuted" for row in found for hazard in row["hazards"]))
+        read = []
+        for kernel in load_kernels(load_module(source)):
+            launched = recorded.of(kernel) if recorded is not None else []
+            read += [summarize(kernel, one.types, one.fixed) for one in launched] or [summarize(kernel)]
+    found = [(row, getattr(summary, "guessed", False)) for summary in read for row in rows(summary)]
+    text = "\n".join(_kernel_line(*one) for one in found) or f"no @triton.jit kernel in {source}"
+    _emit(_json([row for row, _ in found]) if format == "json" else text)
+    return int(any(hazard["verdict"] == "refuted" for row, _ in found for hazard in row["hazards"]))
 
 
-def _kernel_line(row: dict[str, Any]) -> str:
+def _kernel_line(row: dict[str, Any], guessed: bool) -> str:
     axes = " ".join(f"[{axis['by']} {axis['stride']}]" for axis in row["axes"]) or "[]"
     head = f"{row['kernel']}({row['arg']}): {'+'.join(row['access'])} {axes} extent {row['extent']}: {row['verdict']}"
+    head += " (types guessed)" if guessed else ""
     hazards = [f"  {h['code']} {h['verdict']}: needs {h['needs']}" for h in row["hazards"]]
     return "\n".join([f"{short_path(row['file'])}:{row['line']}: {head}", *hazards])
 

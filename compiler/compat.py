@@ -404,6 +404,25 @@ def recording_launches(record: Callable[[Any, Any, dict[str, Any]], None]) -> It
             JITFunction.run = before
 
 
+@contextlib.contextmanager
+def watching_launches(watch: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
+    """Inside, every Triton launch on CPU tensors calls `watch(kernel, bound arguments)`, then runs interpreted."""
+    from triton.runtime.jit import JITFunction
+
+    with interpreted(), _first_config():
+        before = JITFunction.run
+
+        def launch(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+            watch(kernel, {**_defaults(kernel), **dict(zip(kernel.arg_names, args)), **kwargs})
+            before(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+
+        JITFunction.run = launch
+        try:
+            yield
+        finally:
+            JITFunction.run = before
+
+
 def custom_op_body(op: torch._ops.OpOverload, device: str) -> Callable[..., Any] | None:
     """The Python body of a `torch.library.custom_op` on a device; None where the op has none that can be seen."""
     from torch._library.custom_ops import OPDEFS

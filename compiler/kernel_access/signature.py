@@ -285,7 +285,9 @@ def candidates(kernel: Any) -> Iterator[Guess]:
                 signature[param.name] = _runtime(param, usage, sizes)
         known = {**{n: _Present() if t.startswith("*") else sizes.extent for n, t in signature.items()}, **values}
         values.update({k: v for k, v in _heuristic(kernel, known).items() if k in values and sizes.flags})
-        guess = Guess(signature, values, tuple(signature) + tuple(v for v in values if v not in tuned))
+        said = {p.name for p in inner.params if p.annotation and _plain_type(str(p.annotation))}
+        said |= {p.name for p in inner.params if p.is_constexpr and p.default not in (inspect.Parameter.empty, None)}
+        guess = Guess(signature, values, tuple(n for n in (*signature, *values) if n not in said and n not in tuned))
         if guess not in seen:
             seen.append(guess)
             yield guess

@@ -115,7 +115,7 @@ def summarize(
         tried = Guess(guess.signature, {**guess.constexprs, **(constexprs or {})})
         try:
             ttir = build(inner, tried.signature, tried.constexprs, attrs, clean=clean)
-            return _analyse(inner, tried, ttir, attrs or {}, True)
+            return _analyse(inner, tried, ttir, attrs or {}, bool(set(guess.guessed) - (constexprs or {}).keys()))
         except BuildError as error:
             reason = str(error)
     return _unbuilt(inner, next(candidates(kernel)), f"does not compile with a guessed signature: {reason}")
