@@ -43,7 +43,7 @@ def labels_of(axes: c.Axes, name: str, samples: Sequence[Sample]) -> tuple[str |
 
 def contradictions(op: torch._ops.OpOverload, contract: c.Contract, one: OpenedLaunch) -> Iterator[str]:
     """What one launch does against the contract, a line each."""
-    for rule in (_writes, _strides, _boundaries, _orders, _slots):
+    for rule in (_writes, _strides, _boundaries, _orders, _locality, _row_numbers, _slots):
         yield from rule(op, contract, one)
 
 
@@ -95,6 +95,21 @@ def _orders(op: torch._ops.OpOverload, contract: c.Contract, one: OpenedLaunch) 
         for hazard in (h for r in rows for h in r.hazards):
             if hazard.verdict == "refuted" and hazard.code == "CW304" and not contract.overlap:
                 yield f"{_place(one, pointer)} reads and writes {name} out of order: {hazard.needs}"
+
+
+def _locality(op: torch._ops.OpOverload, contract: c.Contract, one: OpenedLaunch) -> Iterator[str]:
+    found = one.derivation.contract
+    if found is not None and contract.locality == "row" and found.locality in ("prefix", "segment"):
+        yield f"kernel {one.derivation.call.name} reads other rows than its own; the contract says row by row"
+
+
+def _row_numbers(op: torch._ops.OpOverload, contract: c.Contract, one: OpenedLaunch) -> Iterator[str]:
+    """Whatever stands in the tail of a row number is used as one, so that any tail may name a row that is not there."""
+    for pointer, name in _pairs(op, one):
+        axes, target = contract.arguments.get(name), one.derivation.in_range.get(pointer)
+        if target is not None and axes is not None and isinstance(axes.tail, c.Any) and _changes(axes):
+            whose = one.names.get(target) or target
+            yield f"{_place(one, pointer)} takes any value of {name} for a row of {whose}; the contract wants none"
 
 
 def _slots(op: torch._ops.OpOverload, contract: c.Contract, one: OpenedLaunch) -> Iterator[str]:

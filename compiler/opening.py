@@ -149,6 +149,11 @@ def _launch(found: Opened, seen: Sequence[Seen], extents: Sequence[Mapping[str, 
     derivation = derive_launch(call, lambda: Launch(call, *made, symbols), symbols)
     found.launches.append(OpenedLaunch(derivation, last.names))
     found.reasons += [f"{call.name}: {reason}" for reason in derivation.reasons]
+    # The kernel of the last sample is the one that was read: its rounds are for that sample's rows.
+    most = {symbol: extents[-1][name] for symbol, name in symbols.items()}
+    for need in (n for n in derivation.rounds if not n.suffice(most)):
+        where = f"the search of {need.arg} at line {need.line}"
+        found.reasons.append(f"{call.name}: {where} has {need.rounds} rounds, too few for {need.room.subs(most)} rows")
 
 
 def _call(seen: Seen) -> KernelCall:
