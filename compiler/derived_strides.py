@@ -42,7 +42,7 @@ class Strides:
         """Whether the number that is passed for a stride is that of a dense tensor of this shape, which this one is
         not: its width, say."""
         tensor = self.launch.tensors[name]
-        real = {as_expr(s) for n, s in zip(tensor.shape, tensor.strides) if n != 1}
+        real = {as_expr(s) for s in tensor.strides}
         dense = {as_expr(s) for n, s in zip(tensor.shape, dense_strides(tensor.shape)) if n != 1}
         for axis in self.launch.call.summary[name].axes:
             said, _, names = axis.stride.partition(":")

@@ -94,13 +94,16 @@ DERIVED: dict[torch._ops.OpOverload, dict[str, tuple[object, str]]] = {
 NO_KERNEL = "its body launches no Triton kernel"
 # What is not read off the others, and why.
 UNKNOWN = {
-    OPS.mrope.default: NO_KERNEL,
-    OPS.mrope_kv_write_.default: NO_KERNEL,
-    OPS.qsa_compress_.default: NO_KERNEL,
-    OPS.qsa_commit_.default: NO_KERNEL,
-    OPS.qsa_scores.default: NO_KERNEL,
-    OPS.sparse_attention.default: NO_KERNEL,
-    OPS.top_blocks.default: NO_KERNEL,
+    # Positions are [3, T]: rows of tokens along the second dimension.
+    OPS.mrope.default: "positions_ptr changes along a dimension that is not its first",
+    OPS.mrope_kv_write_.default: "positions_ptr changes along a dimension that is not its first",
+    OPS.qsa_commit_.default: "positions_ptr changes along a dimension that is not its first",
+    # What the branch that any token takes reads is not bounded by that token's own condition.
+    OPS.qsa_compress_.default: "has no bound",
+    # Which request comes next, how many blocks were chosen, and where one is stored come of reductions and scans.
+    OPS.qsa_scores.default: "rests on a value that is not followed",
+    OPS.sparse_attention.default: "rests on a value that is not followed",
+    OPS.top_blocks.default: "rests on a value that is not followed",
     # How many tokens a program walks over is read from memory.
     OPS.gdn_scan_.default: "the loop at line",
     # The rows of a tile are what a sort says.
