@@ -11,7 +11,7 @@ import torch
 from capwise.axes import Axis
 from capwise.labels import Spec
 from capwise.program import Output, Program, Step
-from capwise.runtime import graph, tape
+from capwise.runtime import graph, self_test, tape
 from capwise.runtime.arena import Arena, TailFill, live_part, most_shape, whole_buffer
 from capwise.runtime.live import LiveSlice, Size, write_live
 from capwise.runtime.pool import Pool
@@ -157,6 +157,7 @@ class Executor:
         """Records every piece without running it. Tail fills go into the graph of the first piece where one comes
         first."""
         torch.cuda.synchronize()
+        self_test.refuse_bad_runtime()
         if self.arena.pool is None:
             self.arena.pool = graph.DevicePool()
         calls: list[Callable[[], None]] = []

@@ -6,6 +6,9 @@ import torch
 from torch import nn
 
 from capwise.case import Case
+from capwise.runtime import tape
+from capwise.runtime.pool import Pool
+from capwise.runtime.self_test import failures
 from tests.cases.harness import Record
 
 
@@ -52,6 +55,26 @@ def _c95(name: str, model: nn.Module, reference: nn.Module | None = None) -> Cas
     )
 
 
+# ------------------------------------------------------------------------------- C97: nodes replayed in another order
+def _replays_in_order(defect: bool) -> str | None:
+    """What a self-test says of a runtime that replays the second node of every recording before the first."""
+    pool = Pool()
+
+    def record(run):
+        out, recording = tape.record(run, (), pool)
+        launches = recording.launches
+        wrong = [launches[1], launches[0], *launches[2:]]
+
+        def replay():
+            for launch in wrong if defect else launches:
+                launch.run()
+
+        return out, replay
+
+    failed = failures(record)
+    return f"self-test: {', '.join(failed)}" if failed else None
+
+
 RECORDS = [
     Record(
         id="C95",
@@ -65,5 +88,16 @@ RECORDS = [
         case=lambda: _c95("C95 another format", ReadsOtherFormat(), ReadsSameFormat()),
         twin=lambda: _c95("C95 repaired", ReadsSameFormat()),
         read=lambda steps: [repr(v) for v in steps[-1]["output 0"].tolist()],
+    ),
+    Record(
+        id="C97",
+        ref="ROCm/clr#279",
+        kind="numerics-across-platform",
+        title="the runtime replays a node before the one whose result it reads",
+        group="runtime",
+        codes=(),
+        expected=8,
+        wrong=0,
+        caught_by=_replays_in_order,
     ),
 ]

@@ -8,7 +8,7 @@ from torch import nn
 
 from capwise.case import Case
 from capwise.ops.contract import Contract, Rows, declare
-from tests.cases.harness import Record
+from tests.cases.harness import CAPTURE, Record
 
 
 # ------------------------------------------------------------------------------------------- C99: planned only once
@@ -92,6 +92,42 @@ def _c101(model: nn.Module) -> Case:
     )
 
 
+# ------------------------------------------------------------------------ C105: a bucket that the buffers do not hold
+class AddsSmallBuffer(nn.Module):
+    """Room for two requests of three tokens; a step is padded to the next bucket all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bias", torch.ones(6))
+
+    def forward(self, x):
+        rows = self.bias[: x.shape[0]]
+        return x + rows
+
+
+class AddsPaddedBuffer(nn.Module):
+    """Room for two requests of three tokens; a step is padded to the next bucket all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bias", torch.ones(8))
+
+    def forward(self, x):
+        rows = self.bias[: x.shape[0]]
+        return x + rows
+
+
+def _c105(model: nn.Module) -> Case:
+    return Case(
+        model=model,
+        batches=[{"x": torch.zeros(6)}, {"x": torch.full((5,), 7.0)}],
+        inputs={"x": ("T",)},
+        capacity={"T": 8},
+        options={"capture_sizes": (8,)},
+        name="C105 small buffer",
+    )
+
+
 RECORDS = [
     Record(
         id="C99",
@@ -118,5 +154,17 @@ RECORDS = [
         twin=lambda: _c101(Twice()),
         read=lambda steps: steps[-1]["output 0"][0],
         sources=((_twice_unseen, _twice),),
+    ),
+    Record(
+        id="C105",
+        ref="vllm-project/vllm#50065",
+        kind="other",
+        title="buffers hold 6 rows and the next bucket is 8: a slice of 8 rows has 6",
+        group="runner",
+        codes=("CW205",),
+        expected=[8.0] * 5,
+        wrong=CAPTURE,
+        case=lambda: _c105(AddsSmallBuffer()),
+        twin=lambda: _c105(AddsPaddedBuffer()),
     ),
 ]
