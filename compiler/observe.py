@@ -36,6 +36,7 @@ _STORES = frozenset(("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR
 _ROWS = 3
 _SEEN: set[torch._ops.OpOverload] = set()
 _ESCAPES: dict[torch._ops.OpOverload, tuple[str, ...]] = {}
+_LAYOUTS: dict[torch._ops.OpOverload, tuple[str, ...]] = {}
 
 
 def learn(node: fx.Node, contract: Contract | None) -> None:
@@ -50,6 +51,7 @@ def learn(node: fx.Node, contract: Contract | None) -> None:
     found = {n for n in said if aten.has_argument(op, n)} | seen.writes
     aten.note_written(op, tuple(sorted(found - set(aten.declared_written(op)))))
     _ESCAPES[op] = tuple(sorted(seen.escapes))
+    _LAYOUTS[op] = tuple(sorted(seen.layouts))
 
 
 def escapes(op: torch._ops.OpOverload) -> tuple[str, ...]:
@@ -57,13 +59,19 @@ def escapes(op: torch._ops.OpOverload) -> tuple[str, ...]:
     return _ESCAPES.get(op, ())
 
 
+def broken_layouts(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    """Names of results whose strides are not those that the op's fake kernel promises."""
+    return _LAYOUTS.get(op, ())
+
+
 @dataclass(frozen=True)
 class Observed:
     """writes: tensor arguments that the body changed. escapes: arguments and results ("out", "out0", ...) that were
-    computed by nothing that a recording holds."""
+    computed by nothing that a recording holds. layouts: results whose strides are not the promised ones."""
 
     writes: frozenset[str] = frozenset()
     escapes: frozenset[str] = frozenset()
+    layouts: frozenset[str] = frozenset()
 
 
 def observe(node: fx.Node) -> Observed:
@@ -76,8 +84,8 @@ def observe(node: fx.Node) -> Observed:
     given = {a.name: aten.argument(op, node.args, node.kwargs, a.name) for a in op._schema.arguments}
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), compat.eager_kernels():
-            writes = _writes(body, given)
-            return Observed(frozenset(writes), frozenset(_escapes(body, given)))
+            writes, layouts = _writes(body, given, val(node))
+            return Observed(frozenset(writes), frozenset(_escapes(body, given)), frozenset(layouts))
     except Exception:  # noqa: BLE001 - a sample that cannot be made, or that the op does not take, says nothing
         return Observed()
 
@@ -94,13 +102,16 @@ def _tensors(call: Mapping[str, Any], result: Any = None) -> dict[str, torch.Ten
     return {n: t for n, t in call.items() if isinstance(t, torch.Tensor)} | named
 
 
-def _writes(body: Callable[..., Any], given: Mapping[str, Any]) -> set[str]:
+def _writes(body: Callable[..., Any], given: Mapping[str, Any], promised: Any) -> tuple[set[str], set[str]]:
+    """Arguments that a run changed, and results that are laid out otherwise than promised."""
     sample, call = _call(given)
     tensors = _tensors(call)
     before = {n: (t._version, t.clone()) for n, t in tensors.items()}
-    body(**call)
+    result = body(**call)
     shared = sample.shared(tensors)
-    return {n for n, t in tensors.items() if _changed(t, *before[n], bits_only=n in shared)}
+    writes = {n for n, t in tensors.items() if _changed(t, *before[n], bits_only=n in shared)}
+    said, got = _tensors({}, promised), _tensors({}, result)
+    return writes, {n for n in said.keys() & got.keys() if not sample.is_laid_out(got[n], said[n])}
 
 
 def _escapes(body: Callable[..., Any], given: Mapping[str, Any]) -> set[str]:
@@ -207,6 +218,15 @@ class _Sample:
             # A storage that a later argument needs longer is made anew: that much sharing is lost, no write is.
             base = self.storages[home] = self._filled(last, fake.dtype)
         return base.as_strided(size, stride, offset)
+
+    def is_laid_out(self, real: torch.Tensor, fake: torch.Tensor) -> bool:
+        """Whether a result steps as its fake does; along a dimension of one element nobody steps."""
+        try:
+            strides = [self._number(s) for s in fake.stride()]
+        except _NoSample:
+            return True
+        pairs = zip(real.shape, real.stride(), strides)
+        return real.dim() != fake.dim() or 0 in real.shape or all(n == 1 or a == b for n, a, b in pairs)
 
     def _filled(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         if dtype.is_floating_point or dtype.is_complex:

@@ -98,7 +98,10 @@ class Unit(Stride):
 
 @dataclass(frozen=True)
 class Contiguous(Stride):
-    """Dense, row-major."""
+    """Dense, row-major. raw: dimensions of one element too, whose stride is anything where nobody steps along them; for
+    a kernel that makes a memory descriptor of the strides as they are."""
+
+    raw: bool = False
 
 
 @dataclass(frozen=True)

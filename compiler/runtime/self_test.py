@@ -1,7 +1,7 @@
-"""Whether this runtime replays what it recorded: a few small graphs with known answers, before anything is trusted to it.
+"""Whether this runtime replays what it recorded: a few small graphs with known answers, before any is trusted.
 
-No analysis of a program sees a fault of the runtime or driver. Some have replayed the nodes of a graph in another order,
-in one process of five, while eager runs were always right.
+No analysis of a program sees a fault of the runtime or driver. Some have replayed the nodes of a graph in another
+order, in one process of five, while eager runs were always right.
 """
 
 from __future__ import annotations

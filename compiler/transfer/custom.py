@@ -11,7 +11,7 @@ from torch import fx
 from capwise.axes import Axis, Rows
 from capwise.facts import LIVE, PADDED, Fact, Tail, fact, facts, filled, is_tensor, val
 from capwise.labels import parse_dim
-from capwise.observe import escapes
+from capwise.observe import broken_layouts, escapes
 from capwise.ops import aten
 from capwise.ops import contract as c
 from capwise.transfer.bodies import body
@@ -213,6 +213,17 @@ def unrecorded(flow: Flow, node: fx.Node) -> None:
         message, label = f"{op} computes {what} outside of the recording", "a replay does not compute it again"
         note = "seen by recording its body on a small sample: no recorded launch writes it"
         flow.report(Hazard("CW103", node, message, label, (SEAM,), notes=(note,)))
+
+
+def mislaid(flow: Flow, node: fx.Node) -> None:
+    """An op whose results have other strides than it promises: whoever reads them trusts the promise. A seam's results
+    are copied to memory that is laid out as promised."""
+    op = node.target
+    if isinstance(op, torch._ops.OpOverload) and (names := broken_layouts(op)):
+        what = ", ".join(names)
+        message, label = f"{op} lays out {what} otherwise than it promises", "its readers trust the promised strides"
+        note = "seen on a small sample: the strides are not those of its fake kernel"
+        flow.report(Hazard("CW401", node, message, label, (SEAM,), notes=(note,)))
 
 
 def unknown(flow: Flow, node: fx.Node) -> None:

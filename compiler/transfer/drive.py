@@ -72,6 +72,7 @@ def _step(flow: Flow, node: fx.Node) -> None:
         return
     custom.undeclared(flow, node)
     custom.unrecorded(flow, node)
+    custom.mislaid(flow, node)
     _transfer(flow, node, found)
     if reads_live_only(flow.space, node):
         flow.make_eager(node, "")

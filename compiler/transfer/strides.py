@@ -31,16 +31,16 @@ def needs(node: fx.Node) -> Iterator[tuple[str, c.Stride, fx.Node]]:
 def is_satisfied(need: c.Stride, value: torch.Tensor) -> bool:
     """Whether a value has the stride at every extent."""
     if isinstance(need, c.Contiguous):
-        return is_dense(value)
+        return is_dense(value, need.raw)
     last = value.dim() - 1
     return value.dim() == 0 or _is(value.shape[last], 1) or _is(value.stride(last), 1)
 
 
-def is_dense(value: torch.Tensor) -> bool:
-    """Row-major with no gaps, shown without guarding on symbols."""
+def is_dense(value: torch.Tensor, raw: bool = False) -> bool:
+    """Row-major with no gaps, shown without guarding on symbols. raw: dimensions of one element count as well."""
     expected: Any = 1
     for size, stride in reversed(list(zip(value.shape, value.stride()))):
-        if not _is(size, 1) and not _same(stride, expected):
+        if (raw or not _is(size, 1)) and not _same(stride, expected):
             return False
         expected = size * expected
     return True

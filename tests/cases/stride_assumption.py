@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from capwise.case import Case
+from capwise.ops.contract import Axes, Contiguous, Contract, declare
+from capwise.ops.contract import Rows as OpRows
 from capwise.ops.launch import jit, tl
 from tests.cases.harness import Record
 
@@ -151,6 +153,125 @@ def _c80(model: nn.Module) -> Case:
     )
 
 
+# --------------------------------------------------------------------------- C77: strides of dimensions of one element
+@torch.library.custom_op("cases::sum_by_descriptor", mutates_args=())
+def sum_by_descriptor(query: torch.Tensor) -> torch.Tensor:
+    """The sum over [1, tokens, width], by a memory descriptor that is made of the strides as they are."""
+    batch, tokens, width = query.shape
+    rows = query.stride(0) // query.stride(1)
+    return query.as_strided((rows, width), query.stride()[1:]).sum(0)
+
+
+sum_by_descriptor.register_fake(lambda query: query.new_empty(query.shape[2]))
+declare(
+    sum_by_descriptor._opoverload,
+    Contract(rows={"query": Axes((1, None, None)), "out": Axes((None,))}, strides={"query": Contiguous(raw=True)}),
+)
+
+
+class SumsSlice(nn.Module):
+    """The query is cut out of a padded batch of one: the ordinary test calls it contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("padded", torch.arange(8.0).view(1, 4, 2))
+
+    def forward(self, x):
+        query = self.padded[:, :2]
+        query = query.contiguous()
+        return torch.ops.cases.sum_by_descriptor(query), x + 1
+
+
+class SumsCanonical(nn.Module):
+    """The query is cut out of a padded batch of one: the ordinary test calls it contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("padded", torch.arange(8.0).view(1, 4, 2))
+
+    def forward(self, x):
+        query = self.padded[:, :2]
+        query = query.clone(memory_format=torch.contiguous_format)
+        return torch.ops.cases.sum_by_descriptor(query), x + 1
+
+
+def _c77(name: str, model: nn.Module, reference: nn.Module | None = None) -> Case:
+    return Case(
+        model=model,
+        batches=[{"x": torch.ones(3)}, {"x": torch.ones(1)}],
+        inputs={"x": ("T",)},
+        capacity={"T": 4},
+        options={"capture_sizes": (4,)},
+        reference=reference,
+        name=name,
+    )
+
+
+def _took_strides_for_canonical(steps) -> bool:
+    """Whether the sum went past the slice, as it does where (8, 2, 1) passes for the strides of a dense (1, 2, 2)."""
+    return steps[-1]["output 0"].tolist() != [0.0 + 2, 1.0 + 3]
+
+
+# ------------------------------------------------------------------------------ C79: a request for dense rows is elided
+@torch.library.custom_op("cases::compact", mutates_args=())
+def compact(rows: torch.Tensor) -> torch.Tensor:
+    kept = rows.clone()
+    return kept[:, :3]
+
+
+@torch.library.custom_op("cases::compact_dense", mutates_args=())
+def compact_dense(rows: torch.Tensor) -> torch.Tensor:
+    kept = rows.clone()
+    return kept[:, :3].contiguous()
+
+
+for _op in (compact, compact_dense):
+    _op.register_fake(lambda rows: rows.new_empty(rows.shape[0], 3))
+    declare(_op._opoverload, Contract(rows={"rows": OpRows("T", 4), "out": OpRows("T", 3, write=True)}, locality="row"))
+
+
+@jit
+def _three_columns(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < 3
+    tl.store(out_ptr + token * 3 + column, tl.load(x_ptr + token * 3 + column, mask=inside), mask=inside)
+
+
+class ReadsCompacted(nn.Module):
+    """What was asked for densely is read densely."""
+
+    compact = compact
+
+    def forward(self, padded):
+        dense = self.compact(padded)
+        out = padded.new_empty(padded.shape[0], 3)
+        _three_columns[(padded.shape[0],)](dense, out, BLOCK=4)
+        return out
+
+
+class ReadsCompactedDense(ReadsCompacted):
+    compact = compact_dense
+
+
+class FirstThree(nn.Module):
+    def forward(self, padded):
+        return padded[:, :3].clone()
+
+
+def _c79(model: nn.Module) -> Case:
+    rows = torch.tensor([[1.0, 2, 3, -1], [4, 5, 6, -1]])
+    return Case(
+        model=model,
+        batches=[{"padded": torch.cat([rows, rows + 10])}, {"padded": rows}],
+        inputs={"padded": ("T", 4)},
+        capacity={"T": 4},
+        options={"capture_sizes": (4,)},
+        reference=FirstThree(),
+        name="C79 elided compaction",
+    )
+
+
 RECORDS = [
     Record(
         id="C74",
@@ -191,5 +312,32 @@ RECORDS = [
         case=lambda: _c80(ReadsMapByWidth()),
         twin=lambda: _c80(ReadsMapByStride()),
         read=lambda steps: steps[-1]["output 0"][1],
+    ),
+    Record(
+        id="C77",
+        ref="vllm-project/vllm#32452",
+        kind="stride-assumption",
+        title="contiguous() leaves the odd stride of a dimension of one element, and a descriptor is made of it",
+        group="graph",
+        codes=("CW401", "CW402"),
+        expected=False,
+        wrong=True,
+        case=lambda: _c77("C77 raw strides", SumsSlice(), SumsCanonical()),
+        twin=lambda: _c77("C77 repaired", SumsCanonical()),
+        read=_took_strides_for_canonical,
+    ),
+    Record(
+        id="C79",
+        ref="pytorch/pytorch#185862",
+        kind="stride-assumption",
+        title="a region promises dense rows and returns a view with padded ones",
+        group="graph",
+        codes=("CW401", "CW402"),
+        expected=[4, 5, 6],
+        wrong=[-1, 4, 5],
+        case=lambda: _c79(ReadsCompacted()),
+        twin=lambda: _c79(ReadsCompactedDense()),
+        read=lambda steps: steps[-1]["output 0"][1],
+        sources=((compact, compact_dense),),
     ),
 ]

@@ -154,3 +154,24 @@ def test_work_that_a_recording_does_not_hold_is_done_eagerly(make_case, replays,
 def test_recorded_work_and_unwritten_rows_have_no_finding(make_case):
     assert "CW103" not in check_case(make_case(Calls(PARTLY))).codes()
     assert "CW103" not in check_case(make_case(Calls(HONEST))).codes()
+
+
+# ------------------------------------------------------------------------------------------ promised strides
+def strided(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, out], 1)[:, :4]
+
+
+def one_row(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, out], 1)[:, :4].clone(memory_format=torch.contiguous_format)
+
+
+STRIDED, DENSE = (_register(f.__name__, f) for f in (strided, one_row))
+for _op in (STRIDED, DENSE):
+    declare(_op, Contract(rows={"x": Rows("T", 4), "out": Rows("T", 4)}, locality="row"))
+
+
+def test_results_that_are_laid_out_otherwise_than_promised(make_case, replays):
+    (found,) = [d for d in check_case(make_case(Calls(STRIDED))) if d.code == "CW401"]
+    assert found.repair == "seam" and "lays out out" in found.message
+    replays(make_case(Calls(STRIDED)))
+    assert "CW401" not in check_case(make_case(Calls(DENSE))).codes()
