@@ -12,7 +12,7 @@ from capwise.compilation import Compilation
 from capwise.labels import extents_of, parse_dim
 from capwise.options import Key, Options
 from capwise.pipeline import pipeline, run
-from capwise.program import Program
+from capwise.program import Program, main_device
 from capwise.report import SeamRow
 from capwise.trace import Traced, drop_dead_calls, span_of
 
@@ -98,8 +98,8 @@ def capture_mode(options: Options, program: Program) -> str:
     """ "graph" on a device, "off" on a CPU, where the options leave it open."""
     if options.capture != "auto":
         return options.capture
-    device = next((v.device.type for v in program.values.values()), "cpu")
-    return "graph" if device == "cuda" else "off"
+    device = main_device(v.device for v in program.values.values())
+    return "graph" if device.type == "cuda" else "off"
 
 
 def lowered(

@@ -14,6 +14,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from capwise.axes import Space
 from capwise.facts import val
 from capwise.options import Options
+from capwise.program import main_device
 from capwise.report import Report
 from capwise.trace import Arrival, Traced
 from capwise.transfer.flow import Hazard, Value
@@ -108,7 +109,8 @@ def fake_mode(graph: fx.Graph) -> Any:
 
 
 def device_of(graph: fx.Graph) -> torch.device:
-    return next(val(n).device for n in graph.nodes if isinstance(val(n), torch.Tensor))
+    """Where the program runs: the device of its tensors, some of which the host may hold."""
+    return main_device(val(n).device for n in graph.nodes if isinstance(val(n), torch.Tensor))
 
 
 class Editor:

@@ -18,6 +18,7 @@ from capwise.passes.fill import Fill
 from capwise.passes.finish import Finish
 from capwise.passes.formats import Formats
 from capwise.passes.hazards import Hazards
+from capwise.passes.host_inputs import HostInputs
 from capwise.passes.launches import Launches
 from capwise.passes.layout import Layout
 from capwise.passes.masked_write import MaskedWrite
@@ -33,7 +34,7 @@ from capwise.program import print_graph
 
 
 def analysis() -> list[type[CompilerPass]]:
-    facts: list[type[CompilerPass]] = [Annotate, Provenance, Capacity, Storage, Padding]
+    facts: list[type[CompilerPass]] = [HostInputs, Annotate, Provenance, Capacity, Storage, Padding]
     return [*facts, Layout, Launches, Mutation, Asynchronous, Formats, Hazards]
 
 

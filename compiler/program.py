@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -153,6 +153,12 @@ def _argument(arg: Any, names: Mapping[fx.Node, str]) -> str:
     if isinstance(arg, int) and arg == torch.iinfo(torch.int64).max:
         return "end"
     return str(arg)
+
+
+def main_device(devices: Iterable[torch.device]) -> torch.device:
+    """The first that is not the host, else the host."""
+    host = torch.device("cpu")
+    return next((d for d in devices if d.type != "cpu"), host)
 
 
 # ---------------------------------------------------------------------------------------------------------- structure

@@ -20,7 +20,7 @@ class Padding(CompilerPass):
     """
 
     name = "padding"
-    needs = ("contract", "symbols", "capacity", "origin")
+    needs = ("devices", "contract", "symbols", "capacity", "origin")
     gives = ("rows", "hazards")
     codes = ("CW001", "CW002", "CW003", "CW101", "CW102", "CW104", "CW201", "CW202", "CW204", "CW206")
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from capwise.labels import InputError
+from capwise.runtime.ring import HostRing
 from capwise.transfer.flow import LAST
 
 Noise = Callable[[str, torch.Tensor], None]
@@ -27,6 +28,14 @@ class Arena:
         self._flat: dict[tuple[str, torch.dtype, str], torch.Tensor] = {}
         self._strided: dict[tuple[Any, ...], torch.Tensor] = {}
         self.pool: Any = None
+        self._ring: HostRing | None = None
+
+    @property
+    def ring(self) -> HostRing:
+        """Host memory on its way to the device, made at first use."""
+        if self._ring is None:
+            self._ring = HostRing()
+        return self._ring
 
     def view(self, name: str, like: torch.Tensor, shape: Sequence[int], most: Sequence[int]) -> torch.Tensor:
         """The buffer of `name` at this shape; `most` is the largest shape that any bucket asks for."""

@@ -10,7 +10,7 @@ import torch
 
 from capwise.axes import Axis
 from capwise.labels import Spec
-from capwise.program import Output, Program, Step
+from capwise.program import Output, Program, Step, main_device
 from capwise.runtime import graph, self_test, tape
 from capwise.runtime.arena import Arena, TailFill, live_part, most_shape, whole_buffer
 from capwise.runtime.live import LiveSlice, Size, write_live
@@ -39,6 +39,8 @@ class Bound:
     staged: list[tuple[str, torch.Tensor, tuple[int, ...]]] = field(default_factory=list)
     fills: list[TailFill] = field(default_factory=list)
     replaced: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    # Which staged values come from host memory while their buffers are on the device; found at the first step.
+    from_host: list[int] | None = None
 
 
 class Executor:
@@ -209,7 +211,7 @@ class Executor:
         return bound.scalars[symbol]
 
     def _int64(self) -> torch.Tensor:
-        device = next(v.device for v in self.program.values.values())
+        device = main_device(v.device for v in self.program.values.values())
         return torch.empty((), dtype=torch.int64, device=device)
 
     def _bind_input(self, bound: Bound, name: str, argument: str, batch: Batch) -> None:
@@ -224,7 +226,9 @@ class Executor:
         if spec.kind == "buffer":
             place = whole_buffer(argument, value, shape)
         else:
-            place = self._place(argument, spec, value, shape)
+            # Host inputs that the step copies to the device stand there.
+            like = torch.empty_like(value, device=self.program.values[name].device)
+            place = self._place(argument, spec, value if like.device == value.device else like, shape)
             bound.staged.append((argument, place, tuple(padded)))
         bound.values[name] = place
         fill = self.program.staged_fills.get(argument)
@@ -249,8 +253,15 @@ class Executor:
         for name, place in bound.replaced:
             places.append(place)
             values.append(self.state[name])
+        if bound.from_host is None:
+            bound.from_host = [i for i, (p, v) in enumerate(zip(places, values)) if p.device != v.device]
+        if bound.from_host:
+            for i, held in zip(bound.from_host, self.arena.ring.hold([values[i] for i in bound.from_host])):
+                values[i] = held
         if places:
             torch._foreach_copy_(places, values, non_blocking=True)
+        if bound.from_host:
+            self.arena.ring.release()
         for symbol, scalar in bound.scalars.items():
             scalar.fill_(bound.live[symbol])
 
@@ -382,7 +393,10 @@ class Executor:
                 bound.values[name] = self._host(arrival.source, batch)
             elif arrival.kind == "input":
                 value = batch[arrival.name]
-                bound.values[name] = value.contiguous() if arrival.name in self.program.specs else value
+                if arrival.name in self.program.specs and isinstance(value, torch.Tensor):
+                    known = self.program.values.get(name)
+                    value = value.to(known.device if known is not None else value.device).contiguous()
+                bound.values[name] = value
         for one in self.program.steps:
             run = self.pieces[one.name] if one.kind == "piece" else one.module
             args = [bound.raw.get(n, bound.values.get(n)) for n in one.inputs]

@@ -14,6 +14,7 @@ from capwise.facts import PADDED, fact, facts, is_tensor, val
 from capwise.ops import aten
 from capwise.program import is_free
 from capwise.transfer import custom, elementwise, inner, kernels, mixing, patches, rows, sources, views
+from capwise.transfer.devices import between_devices
 from capwise.transfer.flow import SEAM, Flow, Hazard, Remedy
 from capwise.transfer.seams import reads_live_only
 
@@ -70,6 +71,7 @@ def _step(flow: Flow, node: fx.Node) -> None:
     found: Found = facts(node).found
     if found.source == "host":
         return
+    between_devices(flow, node)
     custom.undeclared(flow, node)
     custom.unrecorded(flow, node)
     custom.mislaid(flow, node)

@@ -106,6 +106,7 @@ class Flow:
     scratch: list[tuple[str, int, int]] = field(default_factory=list)
     prospective: list[tuple[str, int, int]] = field(default_factory=list)
     whole: Mapping[str, str] = field(default_factory=dict)
+    device: torch.device = torch.device("cpu")
     last_write: dict[int, fx.Node] = field(default_factory=dict)
     keepers: dict[int, list[fx.Node]] = field(default_factory=dict)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import fx
 
 from capwise.axes import Axis
-from capwise.compilation import Compilation
+from capwise.compilation import Compilation, device_of
 from capwise.facts import LIVE, PADDED, Fact, Origin, Tail, facts, filled, is_tensor, storage_of, val
 from capwise.labels import Spec
 from capwise.program import written_arguments
@@ -31,6 +31,7 @@ def analyse(state: Compilation, fills: Mapping[str, Value], eager: Mapping[fx.No
             record = facts(node)
             record.value, record.eager, record.why_eager = None, False, ""
         flow = Flow(state.traced, state.space, state.options.repair, state.outside, dict(fills), known, whole=whole)
+        flow.device = device_of(state.graph)
         flow.last_write = last_writes(state.graph)
         set_inputs(state, fills, flow)
         drive(flow, state.graph)

@@ -56,7 +56,7 @@ def test_each_pass_leaves_its_text_and_its_time(make_case, program_of):
     for name in names:
         head = program.text(after=name).splitlines()[0]
         assert re.fullmatch(rf"# after {name} \(\d+\.\d ms\)", head)
-    with pytest.raises(KeyError, match="after: expected one of annotate, provenance.*got 'fills'"):
+    with pytest.raises(KeyError, match="after: expected one of host_inputs, annotate, provenance.*got 'fills'"):
         program.text(after="fills")
 
 
