@@ -23,7 +23,7 @@ from capwise.lower.triton_aot import Artifact, load_manifest
 from capwise.ops.aten import written
 from capwise.ops.samples import CALLS, Attention, Sizes, sample
 
-LENGTHS = (100, 0, 3, 1, 41, 1, 1, 77, 0, 19)
+LENGTHS = (100, 0, 3, 1, 41, 1, 1, 77, 0, 20)
 TOLERANCE = 3e-2  # bf16
 SIZES = replace(Sizes(), filled=True, slots=48, table_rows=2000, attention=replace(Attention(), pages=1281))
 _SCALARS: dict[str, Any] = {"i1": ctypes.c_bool, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
@@ -78,7 +78,7 @@ def check_assumed(artifact: Artifact, name: str, value: Any) -> None:
 def check_constants(artifact: Artifact, bound: dict[str, Any]) -> None:
     """What was compiled in must be what this launch would pass: all but tile sizes, which the grid follows."""
     for name, value in artifact.constants.items():
-        if name.islower() and bound[name] != value:
+        if (name.islower() or isinstance(value, bool)) and bound[name] != value:
             raise RuntimeError(f"{artifact.kernel}: {name} = {bound[name]}; the binary has {value} compiled in")
 
 

@@ -52,7 +52,7 @@ def call_of(op: str, dtype: str) -> dict[str, Any]:
 
 
 def digest(call: dict[str, Any]) -> str:
-    parts = [v.contiguous().view(torch.uint8).numpy().tobytes() if isinstance(v, torch.Tensor) else repr(v).encode()
+    parts = [v.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if isinstance(v, torch.Tensor) else repr(v).encode()
              for v in call.values()]  # fmt: skip
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 

@@ -800,7 +800,7 @@ def _key(key: Any) -> str:
 def addresses_hold(tensors: list[torch.Tensor], addresses: list[int]) -> bool:
     """Whether every tensor still lives where it did. One call where torch has it (builds for devices)."""
     if compare := getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None):
-        return bool(compare(tensors, addresses, range(len(tensors))))
+        return bool(compare(tensors, addresses, list(range(len(tensors)))))  # torch 2.11 takes no range
     return list(map(torch.Tensor.data_ptr, tensors)) == addresses
 
 

@@ -70,9 +70,10 @@ def case_kernels(case: Case, options: Mapping[str, Any], folder: Path, grids: bo
 
 
 def _wanted(label: str, launches: Sequence[Recorded]) -> Wanted:
-    spec = replace(spec_of(launches[0].kernel, launches[0].bound), label=label)
+    first, *others = launches
+    spec = replace(spec_of(first.kernel, first.bound, others=[launch.bound for launch in others]), label=label)
     try:
-        return Wanted(label, replace(spec, grid=fit_grid(launches)), launches[0].extents)
+        return Wanted(label, replace(spec, grid=fit_grid(launches)), first.extents)
     except GridError as error:
         return Wanted(label, spec, grid_error=str(error))
 

@@ -6,7 +6,7 @@ and on ROCm a tensor under 2 GiB is addressed by 32-bit offsets (`tt.pointer_ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,12 +35,16 @@ _SMALL = ("tt.pointer_range", 32)
 _SMALL_BYTES = 2**31
 
 
-def spec_of(kernel: Any, bound: Mapping[str, Any], *, specialise: bool = True) -> KernelSpec:
+def spec_of(
+    kernel: Any, bound: Mapping[str, Any], *, specialise: bool = True, others: Sequence[Mapping[str, Any]] = ()
+) -> KernelSpec:
     """What compiles to the code that this launch would run.
 
     Args:
         kernel: the JITFunction. bound: its arguments by name, constexprs and launch options included.
         specialise: as a launch does; without it no argument is known to be aligned or small, and none is compiled in.
+        others: arguments of launches at other extents that the code must serve too: what is known of an integer must
+            hold there as well.
 
     Raises:
         ValueError: an argument of a type that Triton has no name for.
@@ -51,11 +55,12 @@ def spec_of(kernel: Any, bound: Mapping[str, Any], *, specialise: bool = True) -
     for parameter in kernel.params:
         name, value = parameter.name, bound[parameter.name]
         special = specialise and not parameter.do_not_specialize
-        if parameter.is_constexpr or value is None or (special and type(value) is int and value == 1):
+        rest = [other[name] for other in others] if type(value) is int and not parameter.is_constexpr else []
+        if parameter.is_constexpr or value is None or (special and type(value) is int and {value, *rest} == {1}):
             constexprs[name] = value
             continue
         signature[name] = triton_type(name, value)
-        if special and (known := _known(value)):
+        if special and (known := _known(value)) and all(_known(other) == known for other in rest):
             attrs[name] = known
     return KernelSpec(
         kernel,

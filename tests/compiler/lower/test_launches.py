@@ -62,6 +62,14 @@ def test_an_argument_without_a_type_is_refused():
         spec_of(_axpy, bound(scale="2"))
 
 
+def test_what_is_known_of_an_integer_holds_at_every_extent():
+    one, other = bound(stride=32), bound(stride=33)
+    assert spec_of(_axpy, one).attrs["stride"] == [("tt.divisibility", 16)]
+    assert "stride" not in spec_of(_axpy, one, others=[other]).attrs
+    assert spec_of(_axpy, bound()).constexprs["stride"] == 1
+    assert spec_of(_axpy, bound(), others=[other]).signature["stride"] == "i32"
+
+
 # ------------------------------------------------------------------------------------------------ grids
 def launches(grid, *extents, **constants) -> list[Recorded]:
     """Launches of a kernel whose grid is a function of T, R and a tile size that depends on T."""
@@ -111,9 +119,9 @@ def test_the_grids_of_the_shipped_kernels():
         "_short_conv_kernel": ("cdiv(T, BLOCK_T)", "1"),
         "_short_conv_state_kernel": ("R", "1"),
         "_table_gather_fp8_kernel": ("cdiv(4 * T, BLOCK_N)",),
-        "_gdn_step_kernel": ("R", "4", "1"),
-        "_gdn_solve_kernel": ("T // CHUNK + R", "4"),
-        "_gdn_chunk_kernel": ("R", "4", "1"),
+        "_gdn_step_kernel": ("R", "2", "1"),
+        "_gdn_solve_kernel": ("T // CHUNK + R", "2"),
+        "_gdn_chunk_kernel": ("R", "2", "1"),
         "_hc_norm_kernel": ("cdiv(T, BLOCK_T)", "2"),
         "_hc_mix_kernel": ("cdiv(T, BLOCK_T)", "1"),
         "_hc_write_kernel": ("cdiv(T, BLOCK_T)", "1"),
