@@ -52,8 +52,12 @@ def call_of(op: str, dtype: str) -> dict[str, Any]:
 
 
 def digest(call: dict[str, Any]) -> str:
-    parts = [v.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if isinstance(v, torch.Tensor) else repr(v).encode()
-             for v in call.values()]  # fmt: skip
+    def held(value: Any) -> bytes:
+        if not isinstance(value, torch.Tensor):
+            return repr(value).encode()
+        return value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+    parts = map(held, call.values())
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
