@@ -3,6 +3,8 @@
 from capwise.models.qwen4_exp.batch import Request, build_batch, input_axes
 from capwise.models.qwen4_exp.config import Config
 from capwise.models.qwen4_exp.decoder import Decoder
+from capwise.models.qwen4_exp.engine import Engine
+from capwise.models.qwen4_exp.mtp import DraftLayer
 from capwise.models.qwen4_exp.ple import PLE, NgramIds, ShortConv
 from capwise.models.qwen4_exp.pool import Pool, PoolError
 from capwise.models.qwen4_exp.schedule import Schedule
@@ -13,6 +15,8 @@ __all__ = [
     "PLE",
     "Config",
     "Decoder",
+    "DraftLayer",
+    "Engine",
     "LoadError",
     "NgramIds",
     "Pool",

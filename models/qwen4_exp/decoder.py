@@ -20,6 +20,26 @@ from capwise.models.qwen4_exp.layers import (
 from capwise.models.qwen4_exp.ple import PLE
 
 
+def metadata(
+    config: Config,
+    pools: Pools,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    *requests: torch.Tensor,
+) -> Metadata:
+    """What layers read of a step; per token once, whatever the number of layers. rows [T, ...] only says how many
+    tokens there are."""
+    token_to_req, logical_pos = ops.token_requests(query_start_loc, seq_lens, rows)
+    places = ops.slot_mapping(token_to_req, logical_pos, block_table, pools.page_size)
+    visible = (logical_pos + 1) // config.indexer_compress_ratio
+    return Metadata(
+        positions, query_start_loc, seq_lens, block_table, *requests, token_to_req, logical_pos, places, visible
+    )
+
+
 class DecoderLayer(nn.Module):
     """n-grams where the layer has them, then a mixing block and experts, each between hyper-connections."""
 
@@ -119,39 +139,13 @@ class Decoder(nn.Module):
             logits [R, 1+S, V]: of a verify chunk's tokens in order, of other chunks' last token at 0, and zeros; and
             the residual streams before the final mixer [T, hc*H], which draft layers read.
         """
-        step = self.metadata(
-            input_ids,
-            positions,
-            query_start_loc,
-            seq_lens,
-            block_table,
-            state_table,
-            num_accepted,
-            has_initial,
-            is_spec,
-        )
+        requests = (query_start_loc, seq_lens, block_table, state_table, num_accepted, has_initial, is_spec)
+        step = metadata(self.config, self.pools, input_ids, positions, *requests)
         embeds = F.embedding(input_ids, self.embed) if inputs_embeds is None else inputs_embeds
         x = torch.cat([embeds] * self.config.hc_count, dim=1)
         for layer in self.layers:
             x = layer(x, step, input_ids, ngram_context)
         return self.logits(x, query_start_loc, is_spec), x
-
-    def metadata(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        *requests: torch.Tensor,
-    ) -> Metadata:
-        """What layers read of a step; per token once, whatever the number of layers."""
-        token_to_req, logical_pos = ops.token_requests(query_start_loc, seq_lens, input_ids)
-        places = ops.slot_mapping(token_to_req, logical_pos, block_table, self.pools.page_size)
-        visible = (logical_pos + 1) // self.config.indexer_compress_ratio
-        return Metadata(
-            positions, query_start_loc, seq_lens, block_table, *requests, token_to_req, logical_pos, places, visible
-        )
 
     def logits(self, x: torch.Tensor, query_start_loc: torch.Tensor, is_spec: torch.Tensor) -> torch.Tensor:
         """x [T, hc*H] -> [R, 1+S, V]."""
@@ -159,11 +153,15 @@ class Decoder(nn.Module):
         return F.linear(rows, self.head)
 
     def fill_state_(self, generator: torch.Generator) -> None:
-        """Fills everything that persists with noise: what a request reads of it must be its own."""
-        for name, buffer in self.named_buffers():
-            if name.rpartition(".")[2] in STATE:
-                noise = torch.randn(buffer.shape, generator=generator, device=generator.device)
-                buffer.copy_(noise * (100 if name.endswith("positions") else 1))
+        fill_state_(self, generator)
+
+
+def fill_state_(module: nn.Module, generator: torch.Generator) -> None:
+    """Fills everything that persists with noise: what a request reads of it must be its own."""
+    for name, buffer in module.named_buffers():
+        if name.rpartition(".")[2] in STATE:
+            noise = torch.randn(buffer.shape, generator=generator, device=generator.device)
+            buffer.copy_(noise * (100 if name.endswith("positions") else 1))
 
 
 STATE = ("conv_state", "state", "kv_cache", "block_keys", "ring", "ring_positions")

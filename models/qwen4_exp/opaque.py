@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from capwise.models.qwen4_exp.decoder import Decoder, DecoderLayer
+from capwise.models.qwen4_exp.decoder import Decoder, DecoderLayer, metadata
 from capwise.models.qwen4_exp.layers import GatedDeltaNet, IndexedAttention, Metadata, ops
 
 
@@ -58,7 +58,7 @@ def _step(rows: torch.Tensor) -> Metadata:
     batch = found.batch
     plain = [batch[name] for name in Metadata._fields if name in batch]
     decoder: Decoder = found.layers[""]
-    return decoder.metadata(rows, *plain)
+    return metadata(decoder.config, decoder.pools, rows, *plain)
 
 
 @torch.library.custom_op("vendor::ple_ngram_ids", mutates_args=())
