@@ -201,7 +201,8 @@ HOLDS: Mapping[str, tuple[str, ...]] = {
     "vendor.ple_short_conv.default": ("ple short conv",),
     "vendor.gdn_attention_core.default": ("gdn conv1d", "gdn delta-rule scan"),
     "vendor.qsa_with_output.default": (
-        "rope", "kv cache write", "qsa compress", "qsa ring write", "qsa score + top-k", "sparse paged attention",
+        "indexer rope", "rope + kv cache write", "qsa compress groups", "qsa raw-key ring write", "qsa score + top-k",
+        "expand + sparse paged attention",
     ),
-    "vendor.select_rows.default": ("logits rows",),
+    "vendor.select_rows.default": ("logits rows + head",),
 }  # fmt: skip
