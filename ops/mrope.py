@@ -2,7 +2,8 @@
 
     mrope            y = rope(x)
     mrope_kv_write_  y = rope(q);   kv_cache[page, place, 0] = rope(k), kv_cache[page, place, 1] = v
-                     of each token, page = slot div page_size, place = slot mod page_size; slots < 0 are skipped
+                     of each token, page = slot div page_size, place = slot mod page_size; slots < 0 and page 0
+                     (the null page) are skipped
 
 A token needs its own row of each argument, so padded rows are harmless once their slot is -1. The key is rounded to k's
 dtype by the rotation and then to the cache's.
@@ -36,7 +37,7 @@ def kv_write_reference(k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Ten
     """
     pages, size = kv_cache.shape[:2]
     slot = slot_mapping.long()
-    writes = (slot >= 0) & (slot < pages * size)
+    writes = (slot >= size) & (slot < pages * size)
     page, place = torch.where(writes, slot // size, 0), torch.where(writes, slot % size, 0)
     both = torch.where(writes[:, None, None, None], torch.stack([k, v], 1).to(kv_cache.dtype), kv_cache[0, 0])
     kv_cache.index_put_((page, place), both)
@@ -119,7 +120,7 @@ def _mrope_kv_write_kernel(
         own = ((tl.program_id(1) - query_tiles) * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :, None]
         slot = tl.load(slots_ptr + token * slots_stride, mask=token < tokens, other=-1).to(tl.int64)
         page, place = slot // page_size, slot % page_size
-        writes = ((slot >= 0) & (page < pages))[:, None, None] & (own < kv_heads)
+        writes = ((page > 0) & (page < pages))[:, None, None] & (own < kv_heads)
         cos, sin = turns(
             positions_ptr, inv_freq_ptr, token, token < tokens, position_axis, position_token, inv_freq_stride,
             k_ptr.dtype.element_ty, PAIRS, HEIGHT, WIDTH, BLOCK,
@@ -190,16 +191,26 @@ def _launch_write(q, k, v, positions, inv_freq, slot_mapping, kv_cache, sections
     )
 
 
-def _check(op: str, positions, inv_freq, sections, token_major, **heads: torch.Tensor) -> None:
-    tokens, _, width = next(iter(heads.values())).shape
+def check_heads(op: str, **heads: torch.Tensor) -> tuple[int, int]:
+    """(T, D) of heads [T, h, D]; raises ValueError where they differ."""
+    first = next(iter(heads.values()))
+    tokens, width = first.shape[0], first.shape[-1]
     for name, value in heads.items():
         if value.dim() != 3 or (value.shape[0], value.shape[2]) != (tokens, width):
             raise ValueError(f"{op}: {name}: expected [T, heads, D] = [{tokens}, _, {width}]; got {tuple(value.shape)}")
+    return tokens, width
+
+
+def _check(op: str, positions, inv_freq, sections, token_major, **heads: torch.Tensor) -> None:
+    tokens, width = check_heads(op, **heads)
     check_sections(op, sections, inv_freq, width)
     check_positions(op, positions, tokens, token_major)
 
 
-def _check_cache(k, v, slot_mapping, kv_cache) -> None:
+def check_cache(
+    k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor, kv_cache: torch.Tensor
+) -> None:
+    """Raises ValueError where values, slots or the cache contradict k [T, HK, D]."""
     tokens, heads, width = k.shape
     if v.shape != k.shape:
         raise ValueError(f"mrope_kv_write_: v: expected k's shape {tuple(k.shape)}; got {tuple(v.shape)}")
@@ -265,8 +276,8 @@ def mrope_kv_write_(
     Args:
         q: [T, HQ, D]. k, v: [T, HK, D].
         positions, inv_freq, sections, token_major: as for `mrope`.
-        slot_mapping: int [T], page * page_size + place; negative slots and slots of no page are skipped. No two
-            tokens may have one slot.
+        slot_mapping: int [T], page * page_size + place; negative slots, the null page 0 and slots of no page are
+            skipped. No two tokens may have one slot.
         kv_cache: [blocks, page_size, 2, HK, D]; keys are 0, values 1.
 
     Returns:
@@ -276,7 +287,7 @@ def mrope_kv_write_(
         ValueError: as `mrope`; a cache or slots that contradict k and v.
     """
     _check("mrope_kv_write_", positions, inv_freq, sections, token_major, q=q, k=k, v=v)
-    _check_cache(k, v, slot_mapping, kv_cache)
+    check_cache(k, v, slot_mapping, kv_cache)
     where = axis_major(positions, token_major)
     if not on_triton(q):
         axes = pair_axes(sections, inv_freq.shape[0])

@@ -28,11 +28,17 @@ def pair_axes(sections: Sequence[int], pairs: int) -> list[int]:
     return [a if (a := i % AXES) and i < AXES * sections[a] else 0 for i in range(pairs)]
 
 
-def check_sections(op: str, sections: Sequence[int], inv_freq: torch.Tensor, width: int) -> None:
-    """Raises ValueError where sections cannot be dealt in turn over the pairs, or the pairs do not fit the head."""
+def check_pairs(op: str, inv_freq: torch.Tensor, width: int) -> None:
+    """Raises ValueError where the pairs do not fit the head."""
     pairs = inv_freq.shape[0] if inv_freq.dim() == 1 else -1
     if not 0 < 2 * pairs <= width:
         raise ValueError(f"{op}: inv_freq: expected [n], 2n <= {width}; got {tuple(inv_freq.shape)}")
+
+
+def check_sections(op: str, sections: Sequence[int], inv_freq: torch.Tensor, width: int) -> None:
+    """Raises ValueError where sections cannot be dealt in turn over the pairs, or the pairs do not fit the head."""
+    check_pairs(op, inv_freq, width)
+    pairs = inv_freq.shape[0]
     dealt = [pair_axes(sections, pairs).count(axis) for axis in range(AXES)] if len(sections) == AXES else []
     if list(sections) != dealt:
         raise ValueError(

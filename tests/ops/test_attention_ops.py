@@ -9,11 +9,12 @@ from __future__ import annotations
 import cmath
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 
+from capwise import compat
 from capwise.ops.metadata import slot_mapping, token_requests
 from capwise.ops.mrope import mrope, mrope_kv_write_
 from capwise.ops.qsa_index import qsa_commit_, qsa_compress_
@@ -40,10 +41,10 @@ class Sizes:
     slots: int = 6
     drafts: int = 3
     chosen: int = 3
+    cap: int = 6  # ratio + drafts, rounded up to a multiple of ratio
 
-    @property
-    def cap(self) -> int:
-        return -(-(self.ratio + self.drafts) // self.ratio) * self.ratio
+
+FOURS = Sizes(ratio=4, page=8, table=5, chosen=2, cap=8)
 
 
 @dataclass
@@ -209,8 +210,21 @@ def compare(seed: int, sizes: Sizes, steps: int, token_major: bool) -> tuple[int
     return rows, sparse
 
 
+def test_a_layer_of_the_kernels_equals_each_request_alone():
+    with compat.interpreted():
+        rows, sparse = compare(3, Sizes(), 3, False)
+    assert rows > 15 and sparse > 2
+
+
 @pytest.mark.parametrize("token_major", (False, True), ids=("axis-major", "token-major"))
-@pytest.mark.parametrize("sizes", (Sizes(), Sizes(ratio=4, page=8, table=5, chosen=2)), ids=("ratio 2", "ratio 4"))
+@pytest.mark.parametrize("sizes", (Sizes(), FOURS), ids=("ratio 2", "ratio 4"))
 def test_a_layer_of_the_references_equals_each_request_alone(sizes, token_major):
     rows, sparse = compare(1 + token_major, sizes, 12, token_major)
     assert rows > 60 and sparse > 20
+
+
+def test_a_ring_too_small_for_rejected_drafts_is_seen():
+    """With room for `ratio` keys only, a rejected draft takes the place of a key that a later block needs."""
+    compare(0, FOURS, 8, False)
+    with pytest.raises(AssertionError):
+        compare(0, replace(FOURS, cap=4), 8, False)
