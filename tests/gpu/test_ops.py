@@ -9,7 +9,8 @@ from capwise.models.demo_cases import GOLDEN, GOLDEN_IDS
 from capwise.models.qwen4_exp.config import Config
 from capwise.models.qwen4_exp.ple import NgramIds
 from capwise.ops import ple_gate, short_conv, table_gather
-from capwise.ops.samples import Sizes, sample
+from capwise.ops.contract import declared
+from capwise.ops.samples import Attention, Sizes, sample
 
 pytestmark = pytest.mark.gpu
 
@@ -192,3 +193,139 @@ def test_a_state_past_two_to_the_thirty_first():
         right, state = _results("gdn_scan_", call)
         torch.testing.assert_close(got.cpu(), right, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(far[11].cpu(), state[11], rtol=1e-4, atol=1e-4)
+
+
+# --------------------------------------------------------------------------------------- attention and aligned slots
+SAMPLED = (
+    "token_requests", "slot_mapping", "mrope", "mrope_kv_write_", "qsa_compress_", "qsa_commit_", "qsa_scores",
+    "top_blocks", "sparse_attention", "logits_rows", "align_state_shift_", "align_state_copy_",
+)  # fmt: skip
+HEADS = Attention(chosen=64, table=40, pages=1)  # released widths, short tables
+STEPS = {"mixed": (1, 17, 0, 5, 1, 1, 30), "one": (1,), "decode": (1,) * 9, "many": (70, 0, 90)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", SAMPLED)
+def test_sampled_ops(name, step, dtype):
+    """What the op returns and the states it leaves; past a few tokens attention is not split."""
+    attention = replace(HEADS, chosen=6) if step == "many" else HEADS
+    sizes = Sizes(hidden=320, state=(2, 16, 8), dtype=dtype, filled=True, attention=attention)
+    call = sample(name, STEPS[step], sizes, 1)
+    op = getattr(torch.ops.capwise, name)
+    on_device = {n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in call.items()}
+    if "q" in call:
+        on_device["q"] = torch.cat([on_device["q"]] * 2, -1)[..., : call["q"].shape[-1]]
+    right, got = op(**call), op(**on_device)
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+    pairs = [(call[n], on_device[n]) for n in declared(op.default).state]
+    if right is not None:
+        pairs += zip(*((r,) if isinstance(r, torch.Tensor) else r for r in (right, got)))
+    for a, b in pairs:
+        exact = not a.dtype.is_floating_point or name.startswith(("align", "logits", "qsa_commit"))
+        within = 0.0 if exact else tolerance
+        torch.testing.assert_close(b.cpu(), a, rtol=within, atol=within, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_sampled_ops_recorded_and_replayed(name):
+    """A replay follows what stands in the buffers then: lengths, positions, slots, pages, choices."""
+    sizes = Sizes(hidden=320, state=(2, 16, 8), dtype=torch.bfloat16, filled=True, attention=HEADS)
+    calls = [sample(name, lengths, sizes, seed) for seed, lengths in enumerate(((40, 2, 0, 6), (1, 3, 43, 1)))]
+    held, then = ({n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in c.items()} for c in calls)
+    op, states = getattr(torch.ops.capwise, name), declared(getattr(torch.ops.capwise, name).default).state
+    op(**held)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = op(**held)
+    for argument, value in then.items():
+        if isinstance(value, torch.Tensor):
+            held[argument].copy_(value)
+    graph.replay()
+    torch.cuda.synchronize()
+    right = op(**then)
+    pairs = [(held[n], then[n]) for n in states]
+    if right is not None:
+        pairs += zip(*((r,) if isinstance(r, torch.Tensor) else r for r in (got, right)))
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("width", [300, 65536])
+def test_the_choice_of_blocks_is_the_same_everywhere(width):
+    """Ties at every cut, over many tiles."""
+    scores = torch.randint(0, 40, (64, width)).float() / 8
+    visible = torch.randint(0, width + 1, (64,), dtype=torch.int32)
+    right = torch.ops.capwise.top_blocks(scores, 512, visible)
+    assert torch.equal(torch.ops.capwise.top_blocks(scores.cuda(), 512, visible.cuda()).cpu(), right)
+    fine = torch.randn(64, width)
+    assert torch.equal(torch.ops.capwise.top_blocks(fine.cuda(), 512).cpu(), torch.ops.capwise.top_blocks(fine, 512))
+
+
+def test_a_row_of_attention_does_not_depend_on_how_many_there_are():
+    sizes = Sizes(dtype=torch.bfloat16, filled=True, attention=HEADS)
+    call = sample("sparse_attention", (100,), sizes)
+    call = {n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in call.items()}
+    whole = torch.ops.capwise.sparse_attention(**call)
+    for tokens in (1, 7, 64):
+        assert torch.equal(torch.ops.capwise.sparse_attention(**_first(call, tokens)), whole[:tokens])
+
+
+def _first(call, tokens):
+    """The call cut to its first tokens."""
+    by_token = ("q", "blocks", "token_to_req", "logical_pos")
+    return {n: v[:tokens] if n in by_token else v for n, v in call.items()}
+
+
+def test_pages_past_two_to_the_thirty_first():
+    """Keys and values are written to, and read from, a page whose element offset is past 2^31."""
+    pool = torch.zeros(12 << 28, dtype=torch.float16, device="cuda")
+    cache = pool.as_strided((12, 8, 2, 2, 64), (1 << 28, 256, 128, 64, 1))
+    near = torch.zeros(12, 8, 2, 2, 64, dtype=torch.float16)
+    q, k, v = torch.randn(8, 4, 64).half(), torch.randn(8, 2, 64).half(), torch.randn(8, 2, 64).half()
+    positions, slots = torch.randint(0, 99, (3, 8)), torch.arange(88, 96)
+    frequencies = 1e7 ** (-torch.arange(32) / 32)
+    table, blocks = torch.full((1, 1), 11, dtype=torch.int32), torch.tensor([[0, 1]] * 8, dtype=torch.int32)
+    request, where = torch.zeros(8, dtype=torch.int32), torch.arange(8, dtype=torch.int32)
+
+    def run(cache, *tensors):
+        q, k, v, positions, frequencies, slots, table, blocks, request, where = tensors
+        ops = torch.ops.capwise
+        q = ops.mrope_kv_write_(q, k, v, positions, frequencies, slots, cache, [11, 11, 10])
+        return ops.sparse_attention(q, cache, blocks, request, where, table, 4, 0.125)
+
+    tensors = (q, k, v, positions, frequencies, slots, table, blocks, request, where)
+    right, got = run(near, *tensors), run(cache, *_device(*tensors))
+    torch.testing.assert_close(cache[11].cpu(), near[11], rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(got.cpu(), right, rtol=1e-2, atol=1e-2)
+
+
+def test_a_graph_replays_positions_of_fewer_tokens():
+    """Captured at 8 tokens of 3 requests, replayed with 3 tokens of one: the others' rows write nothing."""
+    ops, frequencies = torch.ops.capwise, (1e7 ** (-torch.arange(32) / 32)).cuda()
+    x, positions = torch.randn(8, 8, 64).cuda(), torch.randint(0, 500, (3, 8)).cuda()
+    starts = torch.tensor([0, 2, 7, 8], dtype=torch.int32).cuda()
+    lens = torch.tensor([2, 5, 1], dtype=torch.int32).cuda()
+    table = torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.int32).cuda()
+    cache = torch.zeros(7, 4, 2, 2, 64).cuda()
+
+    def step():
+        row, where = ops.token_requests(starts, lens, x)
+        slots = ops.slot_mapping(row, where, table, 4)
+        q, k, v = x[:, :4], x[:, 4:6], x[:, 6:]
+        return ops.mrope_kv_write_(q, k, v, positions, frequencies, slots, cache, [11, 11, 10])
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    before = cache.zero_().clone()
+    positions[:, :3] = torch.randint(0, 500, (3, 3)).cuda()
+    starts.copy_(torch.tensor([0, 3, 3, 3]))
+    lens.copy_(torch.tensor([6, 9, 9]))
+    graph.replay()
+    right = ops.mrope(x[:3, :4].contiguous(), positions[:, :3].contiguous(), frequencies, [11, 11, 10])
+    keys = ops.mrope(x[:3, 4:6].contiguous(), positions[:, :3].contiguous(), frequencies, [11, 11, 10])
+    assert torch.equal(out[:3], right)
+    for t, (page, place) in enumerate(((1, 3), (2, 0), (2, 1))):
+        before[page, place] = torch.stack([keys[t], x[t, 6:]])
+    assert torch.equal(cache, before)

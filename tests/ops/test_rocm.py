@@ -205,8 +205,10 @@ def _one_row(name: str, lengths: tuple[int, ...], row: int) -> dict:
 @pytest.mark.parametrize(("name", "lengths"), FAR_STEPS)
 def test_offsets_past_two_to_the_thirty_first(name, lengths, gfx):
     """The row lies more than 2**31 elements past the pointer, and nothing else of the argument exists."""
-    argument, parameter, row = FAR[name]
-    call = _one_row(name, lengths, row)
+    far(name, _one_row(name, lengths, FAR[name][2]), *FAR[name], gfx)
+
+
+def far(name: str, call: dict, argument: str, parameter: str, row: int, gfx: str) -> None:
     right = results(name, call)
     stride = (1 << 31) // row + 48
 
@@ -223,6 +225,32 @@ def test_offsets_past_two_to_the_thirty_first(name, lengths, gfx):
     within = LOOSER.get(name, 2e-6)
     for a, b in zip(got, right, strict=True):
         torch.testing.assert_close(a, b, rtol=within, atol=within, equal_nan=True)
+
+
+PAGE, SLOT = 11, 11
+FAR_ATTENTION = [
+    # an argument that lies far, its stride parameter, the row that is used, and what makes a call use no other
+    ("mrope_kv_write_", "kv_cache", "cache_page", PAGE, {"slot_mapping": [47, 44, -1, 45]}),
+    ("qsa_compress_", "block_keys", "keys_page", PAGE, {}),
+    ("qsa_compress_", "ring", "ring_slot", SLOT, {}),
+    ("qsa_compress_", "ring_positions", "ring_positions_slot", SLOT, {}),
+    ("qsa_commit_", "ring", "ring_slot", SLOT, {}),
+    ("qsa_commit_", "ring_positions", "ring_positions_slot", SLOT, {}),
+    ("qsa_scores", "block_keys", "keys_page", PAGE, {}),
+    ("sparse_attention", "kv_cache", "cache_page", PAGE, {}),
+    ("slot_mapping", "block_table", "table_row", 3, {"token_to_req": [3] * 4}),
+    ("logits_rows", "hidden", "hidden_row", 3, {"is_spec": [False]}),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("name", "argument", "parameter", "row", "use"), FAR_ATTENTION)
+def test_attention_past_two_to_the_thirty_first(name, argument, parameter, row, use, gfx):
+    """Four tokens at the positions 5..8: a block that begins in the ring, and one of this chunk alone."""
+    call = sample(name, (0, 0, 0, 4) if name == "slot_mapping" else (4,), SMALL, 2)
+    use = {"seq_lens": [9], "state_indices": [SLOT], "block_table": [[PAGE] * 5], "logical_pos": [5, 6, 7, 8], **use}
+    changed = {n: torch.tensor(v, dtype=call[n].dtype).expand(call[n].shape) for n, v in use.items() if n in call}
+    far(name, {**call, **changed}, argument, parameter, row, gfx)
 
 
 def _same(value: object, tensor: torch.Tensor) -> bool:
