@@ -32,7 +32,7 @@ def _call(lengths, seed, dtype=torch.float32):
         "state_table": slots,
         "has_initial": torch.rand(requests, generator=generator) < 0.7,
         "num_accepted": torch.randint(1, COLUMNS + 1, (requests,), generator=generator, dtype=torch.int32),
-        "is_spec": (torch.tensor(lengths) <= COLUMNS) & (torch.rand(requests, generator=generator) < 0.5),
+        "is_spec": (torch.tensor(lengths) <= COLUMNS + 3) & (torch.rand(requests, generator=generator) < 0.5),
     }
     fresh = slots[~call["has_initial"] & ~call["is_spec"], 0]
     call["state"][fresh[fresh > 0].long()] = float("nan")
