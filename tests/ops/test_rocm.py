@@ -131,17 +131,17 @@ def test_strided_views_with_32_bit_offsets(name, junk, strided):
 
 
 @BOTH
-@pytest.mark.parametrize("sched", SCHEDULES)
-def test_norms_over_rows_that_several_wavefronts_hold(gfx, sched):
-    """As at the released width: partial sums meet in LDS, which takes barriers."""
-    call = sample("ple_gate", (2,), replace(SMALL, hidden=600, streams=1))
+@pytest.mark.parametrize(("name", "sched"), [*(("ple_gate", s) for s in SCHEDULES), ("hc_norm", "serial")])
+def test_norms_over_rows_that_several_wavefronts_hold(gfx, name, sched):
+    """As at the released width: a row is several tiles, and partial sums meet in LDS, which takes barriers."""
+    call = sample(name, (2,), replace(SMALL, hidden=600, streams=1))
 
     def run(launch: Recorded) -> None:
         made = compiled(spec_of(launch.kernel, launch.bound), gfx)
         assert made.launch.shared and "s_barrier" in made.asm["amdgcn"]
         run_launch(launch.kernel, launch.grid, dict(launch.bound), gfx=gfx, sched=sched, seed=2)
 
-    for right, got in zip(results("ple_gate", call), results("ple_gate", call, run), strict=True):
+    for right, got in zip(results(name, call), results(name, call, run), strict=True):
         torch.testing.assert_close(got, right, rtol=5e-6, atol=5e-6)
 
 
