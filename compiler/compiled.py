@@ -16,7 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from capwise import compat
 from capwise.admission import Admission
 from capwise.build import build, capture_mode, dump, lowered
-from capwise.effects import Holders, Write, diagnose, writes_of
+from capwise.effects import Holders, Write, diagnose, own_memory, writes_of
 from capwise.labels import Spec, extents_of
 from capwise.options import Options
 from capwise.program import Program
@@ -275,7 +275,7 @@ class CompiledModel:
             self.ticket = ticket = self._ticket(variant, self._extents)
             self._outs = ticket.executor.step(self._batch, ticket.live, ticket.captured)
             if not naive and any(write.tensor for write in variant.writes):
-                self._outs = _own(self._outs, (*ticket.executor.state.values(), *self._batch.values()))
+                self._outs = own_memory(self._outs, (*ticket.executor.state.values(), *self._batch.values()))
             return self._outs
 
         return runner
@@ -302,7 +302,7 @@ class CompiledModel:
         sources = [compat.source_of(n) for n in gm.graph.find_nodes(op="placeholder")]
         by_source = {source: i for i, source in enumerate(sources)}
         state_args = {a.source: by_source[a.source] for p in programs for a in p.arrivals.values() if a.kind == "state"}
-        writes = writes_of(self._named, gm, programs[0])
+        writes = writes_of(compat.python_scope(self._named), gm, programs[0])
         # A naive engine never looks at what its own steps would change.
         blind = {w.source for w in writes} if self.options.repair == "none" else set()
         guard = compat.python_guard(self._named, blind)
@@ -388,15 +388,6 @@ class CompiledModel:
             warnings.warn(f"{why}; this step ran eagerly", RuntimeWarning, stacklevel=3)
         with torch.no_grad(), compat.eager_kernels():
             return self.model(**batch)
-
-
-def _own(outs: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
-    """What an attribute keeps must outlive the next replay, and be nobody else's memory; what looks at tensors of the
-    model or the caller stays that."""
-    storages = {t.untyped_storage()._cdata for t in kept if isinstance(t, torch.Tensor)}
-    return [
-        o.clone() if isinstance(o, torch.Tensor) and o.untyped_storage()._cdata not in storages else o for o in outs
-    ]
 
 
 def _layout_of(batch: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -34,10 +34,13 @@ class Write:
     span: Span
 
 
-def writes_of(named: Any, gm: fx.GraphModule, program: Program) -> list[Write]:
+def writes_of(scope: Mapping[str, Any], gm: fx.GraphModule, program: Program) -> list[Write]:
     """What the trace in progress changes. A tensor that is put back where it came from (`self.count += 1`) is no
-    change."""
-    scope = compat.python_scope(named)
+    change.
+
+    Args:
+        scope: what source expressions are evaluated in, to find lines; empty where nobody knows.
+    """
     names = [getattr(node, "name", "") for node in returned(gm.graph)]
     found = []
     for one in compat.python_writes():
@@ -130,7 +133,7 @@ def _stores(node: ast.stmt, name: str) -> bool:
     return any(isinstance(n, ast.Attribute) and n.attr == name for p in places for n in ast.walk(p))
 
 
-# code -> what is said, the label at the store, the repair, what would help.
+# kind -> what is said, the label at the store, the repair, what would help.
 _SAID: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "latched": (
         "the step changes {}, which decides what the step does",
@@ -187,6 +190,15 @@ def _diagnostic(kind: str, write: Write, naive: bool) -> Diagnostic:
         _CODES[kind], "refuted", write.path, message.format(write.path), label, write.span, None if naive else repair,
         help=help, candidates=((repair, 0.1), ("seam", 2.0)), evidence=(("source", write.source),),
     )  # fmt: skip
+
+
+def own_memory(outs: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
+    """What an attribute keeps must outlive the next replay, and be nobody else's memory; what looks at tensors of the
+    model or the caller stays that."""
+    storages = {t.untyped_storage()._cdata for t in kept if isinstance(t, torch.Tensor)}
+    return [
+        o.clone() if isinstance(o, torch.Tensor) and o.untyped_storage()._cdata not in storages else o for o in outs
+    ]
 
 
 class Holders:

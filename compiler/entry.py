@@ -18,6 +18,7 @@ from capwise import compat
 from capwise.admission import DEFAULT_CAPACITY, OTHER_CAPACITY
 from capwise.axes import as_expr
 from capwise.build import build, capture_mode, lowered
+from capwise.effects import diagnose, own_memory, writes_of
 from capwise.labels import Dim, InputError, Spec, normalise
 from capwise.options import Key, Options
 from capwise.program import Program
@@ -66,12 +67,22 @@ class _Runner:
             program = build(one, options, key, self.capacity, f"graph.{i}", frozenset())
             self.report.merge(program.report)
             self.executors.append(self._executor(program, arena))
+        self.keeps = self._keeps(gm)
         self.misses = 0
         self.places: dict[str, tuple[Any, ...]] = {}
         self.statics = [n for n, s in _inputs(self.executors[0].program).items() if s is None or s.kind == "buffer"]
         self.unnamed = _has_unnamed_sizes(gm, traced[0].symbols)
         self.names = [argument_of(p) for p in gm.graph.find_nodes(op="placeholder")]
         self.sources = [compat.source_of(p) for p in gm.graph.find_nodes(op="placeholder")]
+
+    def _keeps(self, gm: fx.GraphModule) -> bool:
+        """Whether Dynamo stores what the graph gives where it must outlive the next replay."""
+        program, naive = self.executors[0].program, self.options.repair == "none"
+        writes = writes_of({}, gm, program)
+        read = {a.source for a in program.arrivals.values() if a.kind == "state"}
+        for diagnostic in diagnose(writes, compat.guarded_values(), read, naive):
+            self.report.add(diagnostic)
+        return not naive and any(write.tensor for write in writes)
 
     def _executor(self, program: Program, arena: Arena) -> Executor:
         capture = capture_mode(self.options, program)
@@ -96,7 +107,8 @@ class _Runner:
         captured = captured_extents(
             key, extents, self.options.capture_sizes, self.capacity, executor.program.caps
         )
-        return executor.step(batch, extents, captured if self._may_replay(batch) else None)
+        outs = executor.step(batch, extents, captured if self._may_replay(batch) else None)
+        return own_memory(outs, args) if self.keeps else outs
 
     def _may_replay(self, batch: Mapping[str, Any]) -> bool:
         """Whether a recording serves this batch: every size has a name, and what is handed over as it is has not

@@ -150,6 +150,32 @@ def test_state_that_is_rebound_is_carried(built, rows):
         assert _equal(compiled(rows(tokens)), eager(rows(tokens)))
 
 
+class KeepsFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.zeros(4)
+
+    def forward(self, x, keep):
+        y = x[0] * 2
+        if keep:
+            self.first = y
+        return y + 0
+
+
+def test_what_an_attribute_keeps_outlives_the_next_replay(built, rows, caplog):
+    model = KeepsFirst()
+    compiled = _compile(model)
+    compiled(rows(3), True)
+    kept = (rows(3)[0] * 2).clone()
+    for _ in range(2):
+        compiled(rows(3) + 5, False), compiled(rows(3) + 7, False)
+    assert torch.equal(model.first, kept)
+    compiled(rows(3) + 1, True)
+    first = model.first
+    compiled(rows(3) + 9, True)
+    assert torch.equal(first, (rows(3) + 1)[0] * 2)
+
+
 def test_more_than_the_capacity_is_one_clear_error(built, rows):
     model = _compile(lambda x: x + 1)
     model(rows(6))
