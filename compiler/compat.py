@@ -730,6 +730,19 @@ def triton_op_body(target: Any) -> Callable[..., Any] | None:
     return definition._abstract_fn if definition is not None else None
 
 
+@contextlib.contextmanager
+def random_as_eager(draws: bool) -> Iterator[None]:
+    """Inside, what Inductor compiles draws random numbers by ATen's kernels, from the same generator as eager does, not
+    by its own."""
+    if not draws:
+        yield
+        return
+    from torch._inductor import config
+
+    with _patched(config, fallback_random=True):
+        yield
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What the traced Python changes, and which memory is in use.
 

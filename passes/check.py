@@ -45,7 +45,7 @@ class Check(CompilerPass):
         return False
 
     def _is_left(self, hazard: Hazard) -> bool:
-        answered = hazard.chosen is not None and hazard.chosen.kind in ("allow", "capacity")
+        answered = hazard.chosen is not None and hazard.chosen.kind in ("allow", "capacity", "generator")
         return not answered and hazard.node not in self.state.eager
 
     def _carried(self, flow: Flow, graph: fx.Graph) -> None:

@@ -6,9 +6,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
+from capwise import compat
 from capwise.lower.inductor import LoweredPiece, LoweringError, lower_piece
+from capwise.ops import aten
 from capwise.program import Program, Step
 
 
@@ -28,8 +31,13 @@ class _Piece:
     def __init__(self, program: Program, step: Step, extents: Mapping[str, int]) -> None:
         self.program, self.step, self.extents = program, step, dict(extents)
         self.run: Callable[..., Any] | None = None
+        self.draws = any(_is_random(node) for node in step.module.graph.nodes)
 
     def __call__(self, *args: Any) -> Sequence[Any]:
+        with compat.random_as_eager(self.draws):
+            return self._call(*args)
+
+    def _call(self, *args: Any) -> Sequence[Any]:
         if self.run is None:
             self.run = self._lower()
         try:
@@ -51,3 +59,7 @@ class _Piece:
         message = f"{self.program.name}: {self.step.name} runs eagerly, Inductor could not lower it: {error}"
         warnings.warn(message, RuntimeWarning, stacklevel=4)
         return self.step.module
+
+
+def _is_random(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and aten.draws(node.target, node.args, node.kwargs)

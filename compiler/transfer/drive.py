@@ -47,6 +47,7 @@ _FAMILIES: dict[str, Callable[[Flow, fx.Node, aten.Row], None]] = {
 _OWN_SCALARS = ("pointwise", "view", "factory", "join", "patch")
 _SIZES = ("output_size", "normalized_shape", "size", "sizes", "split_sizes", "minlength", "N", "C", "HxW")
 CAPACITY = Remedy("capacity", "fill to capacity")
+GENERATOR = Remedy("generator", "registered generator")
 
 
 def drive(flow: Flow, graph: fx.Graph) -> None:
@@ -94,12 +95,22 @@ def _transfer(flow: Flow, node: fx.Node, found: Found) -> None:
     else:
         assert isinstance(op, torch._ops.OpOverload)
         if aten.draws(op, node.args, node.kwargs):
-            label = "drawn anew at every eager step, once at capture"
-            flow.report(Hazard("CW104", node, "random state is frozen at capture", label, (SEAM,)))
+            _random(flow, node, op, found.row)
         if found.row.family not in _OWN_SCALARS:
             flow.scalars(node, _content(node, op), can_be_tensor=False)
         _FAMILIES[found.row.family](flow, node, found.row)
         _plain_writes(flow, node, op, found.row.family)
+
+
+def _random(flow: Flow, node: fx.Node, op: torch._ops.OpOverload, row: aten.Row) -> None:
+    """The default generator is registered with every recording, which moves it on at each replay as eager would: right
+    where the op draws as many numbers as eager, at extents that no padding changes."""
+    label = "drawn anew at every eager step, once at capture"
+    padded = facts(node).extents & flow.space.padded
+    named = aten.argument(op, node.args, node.kwargs, "generator") is not None
+    remedies = (SEAM,) if padded or named or row.family not in ("factory", "pointwise") else (GENERATOR, SEAM)
+    notes = (f"as many numbers as the captured {', '.join(sorted(padded))} says",) if padded else ()
+    flow.report(Hazard("CW104", node, "random state is frozen at capture", label, remedies, notes=notes))
 
 
 def _content(node: fx.Node, op: torch._ops.OpOverload) -> list[Any]:

@@ -32,9 +32,13 @@ _SCALAR_MAKERS = (torch.ops.aten.scalar_tensor.default,)
 _TRANSPARENT = ("_to_copy", "clone", "view", "unsqueeze", "alias", "expand", "slice")
 
 RemedyKind = Literal[
-    "allow", "capacity", "fill", "scalar", "keep", "dense", "back", "wait", "hold", "format", "widen", "wrap", "stage",
-    "guard", "seam",
+    "allow", "capacity", "generator", "fill", "scalar", "keep", "dense", "back", "wait", "hold", "format", "widen",
+    "wrap", "stage", "guard", "seam",
 ]
+
+
+# What repair="split" takes: nothing that changes the graph.
+_IN_PLACE = ("capacity", "generator", "seam", "stage", "guard")
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,7 @@ class Flow:
         elif self.repair == "auto":
             hazard.chosen = hazard.remedies[0] if hazard.remedies else None
         elif self.repair == "split":
-            hazard.chosen = next((r for r in hazard.remedies if r.kind in ("capacity", "seam", "stage", "guard")), None)
+            hazard.chosen = next((r for r in hazard.remedies if r.kind in _IN_PLACE), None)
         self.hazards.append(hazard)
         if hazard.chosen is not None and hazard.chosen.kind == "seam":
             self.make_eager(hazard.node, hazard.code)
