@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from capwise.axes import Rows
 from capwise.compilation import CompilerPass
 from capwise.facts import fact, has_fact
 from capwise.transfer.flow import LAST, Hazard, Value
@@ -53,7 +54,11 @@ class Padding(CompilerPass):
         root = arg if arg.op == "placeholder" else None
         if root is not None and self.state.traced.arrivals[root].kind == "input":
             return [(self.state.traced.arrivals[root].name, value)]
-        symbols = self.state.space.symbols(fact(arg).axes[dim])
+        axis = fact(arg).axes[dim]
+        # A view of an input has its tail; the last row of it only where rows are what the input calls rows.
+        if fact(arg).origin in ("staged", "buffer") and (value != LAST or len(axis) == 1 and isinstance(axis[0], Rows)):
+            return [(fact(arg).source, value)]
+        symbols = self.state.space.symbols(axis)
         names = [n for n in fact(arg).inputs if symbols & set(self.state.traced.specs[n].symbols)]
         return [(n, None) for n in names]
 

@@ -12,7 +12,7 @@ from capwise.axes import ONE, Axis
 from capwise.facts import PADDED, Fact, fact, facts, is_tensor, val
 from capwise.ops import aten
 from capwise.transfer.flow import LAST, SEAM, Flow, Hazard
-from capwise.transfer.mixing import demand, mix
+from capwise.transfer.mixing import demand, mix, spread
 
 # Pads that repeat what stands at the edge: rows before the first and after the last.
 _EDGES = ("replication_pad1d", "replication_pad2d", "replication_pad3d")
@@ -54,7 +54,7 @@ def inner(flow: Flow, node: fx.Node, row: aten.Row) -> None:
         demand(flow, node, other, [d for d in range(len(theirs)) if d not in rows], None)
         axes |= {d: flow.agree(node, [axes[d], theirs[d]], axes[d]) for d in rows}
     known = {**{d: axes[d] for d in range(rank) if d not in mixed}, **edges}
-    _results(flow, node, source, known, rank)
+    _results(flow, node, known)
 
 
 def _others(node: fx.Node, source: fx.Node) -> list[fx.Node]:
@@ -83,7 +83,7 @@ def _edges(flow: Flow, node: fx.Node, source: fx.Node, mixed: Sequence[int]) -> 
     return found
 
 
-def _results(flow: Flow, node: fx.Node, source: fx.Node, known: dict[int, Axis], rank: int) -> None:
+def _results(flow: Flow, node: fx.Node, known: dict[int, Axis]) -> None:
     """Facts of everything returned: known axes where they have the size, the others by size."""
     results: list[Fact | None] = []
     for part in _parts(val(node)):
@@ -92,10 +92,7 @@ def _results(flow: Flow, node: fx.Node, source: fx.Node, known: dict[int, Axis],
             if d < len(axes) and flow.space.same_size(axis, axes[d]):
                 axes[d] = axis
         results.append(_fact(flow, node, part, axes) if part is not None else None)
-    spread = any(flow.is_padded(a) for r in results if r for d, a in enumerate(r.axes) if d not in known)
-    if spread and not any(flow.is_padded(fact(source).axes[d]) for d in range(rank) if d not in known):
-        label = "how samples are spread over these rows depends on the captured extent"
-        flow.report(Hazard("CW202", node, f"{node.target} makes rows by the captured extent", label, (SEAM,)))
+    spread(flow, node, [a for r in results if r for d, a in enumerate(r.axes) if d not in known])
     _set(flow, node, results)
 
 

@@ -198,6 +198,7 @@ def mix(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     result = val(node)
     parts = [result] if isinstance(result, torch.Tensor) else [p for p in result if isinstance(p, torch.Tensor)]
     axes = [flow.space.axis(s) for s in parts[0].shape]
+    spread(flow, node, axes)
     if len(axes) == len(value.axes):
         axes = [a if flow.space.same_size(a, b) else b for a, b in zip(value.axes, axes)]
     _set_results(flow, node, axes, flow.plain_tails(axes), source)
@@ -217,6 +218,14 @@ def bins(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     demand(flow, node, source, range(len(fact(source).axes)), above)
     axes = flow.axes_of(node)
     flow.fresh(node, axes, flow.plain_tails(axes), [source])
+
+
+def spread(flow: Flow, node: fx.Node, rows: Sequence[Axis]) -> None:
+    """Rows that no operand has, as many as were captured: what they hold was told to be that many."""
+    padded = any(flow.padded_dims(fact(a)) for a in node.all_input_nodes if is_tensor(a))
+    if not padded and any(flow.is_padded(a) for a in rows):
+        label = "how what it reads is spread over these rows depends on the captured extent"
+        flow.report(Hazard("CW202", node, f"{node.target} makes rows by the captured extent", label, (SEAM,)))
 
 
 def contract(flow: Flow, node: fx.Node, row: aten.Row) -> None:

@@ -74,7 +74,8 @@ def test_the_fault_is_one_of_the_second_step(monkeypatch):
 
     monkeypatch.setattr("capwise.transfer.inputs.readers", lambda flow, graph: {})
     result = capwise.verify(_case(Pool(WHOLE["sum of all rows"])))
-    assert {m.step for m in result.mismatches if m.what == "output 0"} == {1, 2}
+    wrong = {m.step for m in result.mismatches if m.what == "output 0"}
+    assert wrong and 0 not in wrong, str(result)
 
 
 class TwoPools(nn.Module):

@@ -127,7 +127,21 @@ def test_masked_scatter_takes_in_order_and_its_tail_takes_nothing(make_case, rep
         steps.append({"x": torch.ones(tokens, 4), "image": image, "features": torch.arange(images * 4.0).view(-1, 4)})
     case = make_case(model, steps, {"image": ("T",), "features": ("M", 4)})
     report = replays(case).report
-    assert not report.seams and _codes(report) == {"CW206": "fill 0"}, str(report)
+    assert not report.seams and _codes(report) == {"CW206": "fill False"}, str(report)
+
+
+def test_rows_made_by_a_number_of_the_host_are_made_eagerly(make_case, replays):
+    """With one request, its length is repeated to as many rows as the host says: recorded, that is the bucket."""
+
+    def model(x, starts):
+        lengths = starts[1:] - starts[:-1]
+        if lengths.shape[0] == 1:
+            return x * torch.arange(1).repeat_interleave(lengths, output_size=x.shape[0])[:, None] + x
+        return x * 2
+
+    steps = [{"x": torch.ones(t, 4) * t, "starts": torch.tensor([0, t])} for t in (6, 5, 3)]
+    report = replays(make_case(model, steps, {"starts": ("R+1",)})).report
+    assert [s.op for s in report.seams] == ["aten.repeat_interleave.Tensor"]
 
 
 def test_groups_of_rows_each_by_a_matrix(make_case, replays):
