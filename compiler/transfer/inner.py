@@ -11,7 +11,7 @@ from torch import fx
 from capwise.axes import ONE, Axis
 from capwise.facts import PADDED, Fact, fact, facts, is_tensor, val
 from capwise.ops import aten
-from capwise.transfer.flow import LAST, SEAM, Flow, Hazard
+from capwise.transfer.flow import LAST, Flow
 from capwise.transfer.mixing import demand, mix, spread
 
 # Pads that repeat what stands at the edge: rows before the first and after the last.
