@@ -99,6 +99,38 @@ class Opaque(nn.Module):
         return torch.ops.footgun.opaque(x) + 1
 
 
+class Counts(nn.Module):
+    """Each step in its own scale, by a counter in Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, x):
+        self.steps += 1
+        return x * self.steps
+
+
+class Carries(nn.Module):
+    """Adds what the first row of the step before was."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.zeros(WIDTH)
+
+    def forward(self, x):
+        y = x + self.last
+        self.last = x[0] * 2
+        return y
+
+
+class Noisy(nn.Module):
+    """Draws as many numbers as there are rows."""
+
+    def forward(self, x):
+        return x + torch.rand(WIDTH, x.shape[0]).t()
+
+
 @torch.library.custom_op("footgun::opaque", mutates_args=())
 def opaque(x: torch.Tensor) -> torch.Tensor:
     """An op that says nothing about itself."""
@@ -206,6 +238,15 @@ FOOTGUNS: dict[str, Footgun] = {
         _case("one row a request", PerRequest, lambda: _without("query_start_loc"), scale=("R",)),
     ),
     "opaque op": Footgun("CW001", "nothing is known of the op", _case("opaque op", Opaque)),
+    "counter in Python": Footgun(
+        "CW103", "a replay multiplies by the number of capture and counts nothing", _case("counter in Python", Counts)
+    ),
+    "attribute for the next step": Footgun(
+        "CW303",
+        "the attribute looks into memory that a replay writes over",
+        _case("attribute for the next step", Carries),
+    ),
+    "noise a row": Footgun("CW104", "a bucket draws more numbers than eager", _case("noise a row", Noisy)),
     "stale boundaries": Footgun("CW201", "the search reads boundaries of an earlier batch", s1_golden),
     "shift in place": Footgun("CW304", "one launch writes what it has still to read, in no order", naive),
     "unit stride": Footgun(

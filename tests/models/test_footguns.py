@@ -9,7 +9,8 @@ import torch
 
 from capwise.models.footguns import FOOTGUNS
 
-CODES = {"CW001", "CW002", "CW101", "CW102", "CW201", "CW202", "CW204", "CW206", "CW304", "CW401"}
+CODES = {"CW001", "CW002", "CW101", "CW102", "CW103", "CW104", "CW201", "CW202", "CW204", "CW206", "CW303", "CW304"}
+CODES |= {"CW401"}
 
 
 def test_every_code_has_a_program():
