@@ -59,7 +59,8 @@ def open_op(op: torch._ops.OpOverload, samples: Sequence[Sample], axes: Mapping[
     """Opens a custom op by what its body launches.
 
     Args:
-        samples: calls over CPU tensors, at three or more different extents of every symbol. Nothing is computed.
+        samples: calls over CPU tensors, at three or more different extents of every symbol. Nothing is computed. Each
+            is made twice: an op that launches something else the second time is not opened.
         axes: argument name -> axis labels, as in `inputs={...}`; an argument left out changes with no batch.
 
     Raises:
@@ -71,11 +72,15 @@ def open_op(op: torch._ops.OpOverload, samples: Sequence[Sample], axes: Mapping[
         raise ValueError(f"{op}: expected an op with a Python body (torch.library.custom_op)")
     calls = [_bind(op, args, kwargs) for args, kwargs in samples]
     seen = [_record(op, body, call) for call in calls]
+    found = Opened(op)
+    for i, (one, call) in enumerate(zip(seen, calls)):
+        if (what := _differs(one, _record(op, body, call))) is not None:
+            found.reasons.append(f"CW103: sample {i} called again {what}: the op keeps state from call to call")
+            return found
     if len({tuple(one.kernel for one in launches) for launches in seen}) != 1:
         raise ValueError(f"{op}: expected samples that launch the same kernels in the same order")
     specs = normalise(axes)
     extents = [bind_extents(specs, call) for call in calls]
-    found = Opened(op)
     for launches in zip(*seen):
         _launch(found, launches, extents)
     if not found.launches:
@@ -107,6 +112,26 @@ def _record(op: torch._ops.OpOverload, body: Any, call: Mapping[str, Any]) -> li
         mine = {n: next((names[key] for key in _places(t) if key in names), None) for n, t in tensors.items()}
         seen.append(Seen(kernel, (*fixed, 1, 1)[:3], bound, mine))
     return seen
+
+
+def _differs(one: Sequence[Seen], other: Sequence[Seen]) -> str | None:
+    """How two calls with the same arguments differ in what they launch."""
+    if [s.kernel for s in one] != [s.kernel for s in other]:
+        names = [s.kernel.fn.__name__ for s in other]
+        return f"launches {', '.join(names) if names else 'nothing'}"
+    for a, b in zip(one, other):
+        name = a.kernel.fn.__name__
+        if a.grid != b.grid:
+            return f"launches {name} over {b.grid}, not {a.grid}"
+        for argument, value in a.bound.items():
+            mine, theirs = (_plain(v) for v in (value, b.bound.get(argument)))
+            if mine != theirs:
+                return f"launches {name} with {argument}={theirs}, not {mine}"
+    return None
+
+
+def _plain(value: Any) -> Any:
+    return (value.shape, value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 def _places(tensor: torch.Tensor) -> list[tuple[int, ...]]:
