@@ -39,7 +39,8 @@ class Capacity(CompilerPass):
                     most[symbol] = (fits, node)
         for symbol, (fits, node) in most.items():
             largest = self._largest(symbol)
-            if largest is not None and fits < largest:
+            # What fits at no extent was never meant to: Python cuts such a slice at the buffer's end.
+            if largest is not None and 1 <= fits < largest:
                 self._cap(symbol, fits, largest, node)
         return False
 
@@ -83,7 +84,7 @@ class Capacity(CompilerPass):
 
     def _cap(self, symbol: str, fits: int, largest: int, node: fx.Node) -> None:
         source = node.args[0]
-        repaired = self.state.options.repair != "none" and fits >= 1
+        repaired = self.state.options.repair != "none"
         if repaired:
             dim = parse_dim(symbol, symbol)
             assert dim.symbol is not None

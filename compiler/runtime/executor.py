@@ -353,6 +353,9 @@ class Executor:
         return self._sizes[expr](extents)
 
     def _live_part(self, bound: Bound, name: str) -> torch.Tensor:
+        if bound.live == bound.captured:
+            # No tail; and past what may be recorded a slice may end with its buffer, before its extent.
+            return bound.values[name]
         return self._slices[name](bound.values[name], bound.live, bound.captured)
 
     # ------------------------------------------------------------------------------------------------ outputs

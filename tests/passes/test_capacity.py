@@ -56,6 +56,21 @@ def test_a_batch_at_the_cap_is_recorded_there_and_a_larger_one_is_not(make_case)
     assert {captured[0] for captured in bound} == {8, 12}
 
 
+def test_past_the_cap_a_slice_ends_with_its_buffer(replays, make_case):
+    """Python cuts it there; such a batch is not recorded, and gets what eager gives."""
+
+    class Returned(Slices):
+        def forward(self, x):
+            return x + 1, self.buf[: x.shape[0]], self.buf[4 : x.shape[0] + 4] * 2
+
+    replays(make_case(Returned(None), _steps(8, 3, 14)))
+
+
+def test_a_slice_that_no_extent_fits_is_no_hazard(replays, make_case):
+    report = replays(make_case(Slices(lambda buf, t: buf[: t + 100].sum(0)), _steps(8, 3))).report
+    assert not [d for d in report if d.code == "CW205"]
+
+
 def test_a_buffer_as_large_as_the_largest_bucket_is_not_capped(make_case, program_of):
     program = program_of(make_case(Slices(lambda buf, t: buf[:t], 16), _steps(6, 5, 3)))
     assert not _caps(program) and program.caps == {}

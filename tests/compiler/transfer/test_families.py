@@ -15,7 +15,7 @@ NONE: dict[str, str] = {}
 
 
 def _codes(report):
-    return {d.code: d.repair for d in report if d.code not in ("CW101", "CW301", "CW203")}
+    return {d.code: d.repair for d in report if d.code not in ("CW101", "CW301", "CW203", "CW502")}
 
 
 def _heads(x):
