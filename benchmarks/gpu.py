@@ -13,6 +13,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from capwise.case import Case
 from capwise.models import demo_cases
 from capwise.models.qwen4_exp import Config
 from capwise.models.qwen4_exp.ple import NgramIds
+from capwise.ops.samples import Attention, Sizes, sample
 from capwise.verify import moved
 
 DEVICE = torch.device("cuda")
@@ -66,6 +68,8 @@ def kernels() -> None:
     for tokens in (8, 64, 512, 8192):
         experts(tokens)
         residual(tokens)
+    for lengths, context in (([1], 65536), ([1] * 64, 2048), ([1] * 64, 16384), ([4] * 16, 16384), ([2048] * 4, 8192)):
+        attention(lengths, context)
     table = torch.randn(1 << 22, 160, device=DEVICE, dtype=torch.bfloat16)
     ids = torch.randint(0, 1 << 22, (8192, 16), device=DEVICE)
     gathered = 8192 * 16 * (160 * 2 * 2 + 8)
@@ -163,6 +167,31 @@ def residual(tokens: int) -> None:
     row("streams, norm", size, lambda: ops.hc_norm(x, weight, 1e-6, hc), 2 * wide)
     row("streams, mix", size, lambda: ops.hc_mix(n, x, hc), 2 * wide + wide // hc)
     row("streams, write", size, lambda: ops.hc_write(x, y, inject), 2 * wide + wide // hc)
+
+
+def attention(lengths: list[int], context: int) -> None:
+    """The attention ops at released sizes, requests anywhere up to `context` tokens long."""
+    sizes = Sizes(slots=80, attention=replace(Attention(pages=1), table=context // Attention.page))
+    wide, tokens = sizes.attention, sum(lengths)
+    where = sample("slot_mapping", lengths, sizes)["logical_pos"].long() + 1
+    visible, key = where // wide.ratio, 2 * wide.index_width
+    seen = visible.clamp(max=wide.chosen) * wide.ratio + where % wide.ratio
+    scored = int(visible.sum())
+    moved_bytes = {
+        "mrope_kv_write_": 4 * tokens * (wide.query_heads + 2 * wide.heads) * wide.width,
+        "qsa_compress_": tokens * key * (1 + 1 / wide.ratio),
+        "qsa_commit_": 2 * tokens * key,
+        "qsa_scores": scored * key + 4 * tokens * context // wide.ratio,
+        "top_blocks": 4 * (scored + tokens * wide.chosen),
+        "sparse_attention": 4 * int(seen.sum()) * wide.heads * wide.width + 4 * tokens * wide.query_heads * wide.width,
+    }
+    for name, size in moved_bytes.items():
+        call = {n: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for n, v in sample(name, lengths, sizes).items()}
+        if name == "top_blocks":
+            call["visible"] = visible.int().to(DEVICE)
+        op = getattr(torch.ops.capwise, name)
+        extents = f"T={tokens}, R={len(lengths)}, up to {context}"
+        row(name, extents, lambda op=op, call=call: op(**call), int(size))
 
 
 def row(name: str, size: str, run: Callable[[], Any], moved_bytes: int) -> None:
