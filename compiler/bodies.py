@@ -70,13 +70,33 @@ class Act:
 def acts(op: torch._ops.OpOverload) -> tuple[Act, ...]:
     """What the bodies of a custom op do beside their arguments; empty where there is no body that can be read."""
     found: dict[tuple[str, str], Act] = {}
-    for body in compat.custom_op_functions(op):
-        tensors = {a.name for a in op._schema.arguments if "Tensor" in str(a.type)}
-        reader = _Reader(body, {}, tensors)
-        reader.read()
+    for reader in _readers(op):
         for act in reader.summary():
             found.setdefault((act.code, act.what), act)
     return tuple(found.values())
+
+
+@functools.cache
+def _readers(op: torch._ops.OpOverload) -> tuple[_Reader, ...]:
+    """The bodies of an op, read."""
+    tensors = {a.name for a in op._schema.arguments if "Tensor" in str(a.type)}
+    readers = tuple(_Reader(body, {}, tensors) for body in compat.custom_op_functions(op))
+    for reader in readers:
+        reader.read()
+    return readers
+
+
+def kept_places() -> list[tuple[dict[str, Any], str]]:
+    """Where bodies of the custom ops of this process keep something between calls: module globals, by name."""
+    found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+    for op in compat.custom_ops():
+        if all(top(f) in TRUSTED for f in compat.custom_op_functions(op)):
+            continue
+        for reader in _readers(op):
+            for name in map(root, reader.log.writes):
+                if name in reader.log.places:
+                    found[id(reader.log.places[name]), name] = (reader.log.places[name], name)
+    return list(found.values())
 
 
 @dataclass
@@ -86,6 +106,8 @@ class _Log:
     acts: list[Act] = field(default_factory=list)
     reads: dict[str, Act] = field(default_factory=dict)
     writes: dict[str, Act] = field(default_factory=dict)
+    # Globals that were named, with the module they are of.
+    places: dict[str, dict[str, Any]] = field(default_factory=dict)
     visited: set[Any] = field(default_factory=set)
 
 
@@ -145,6 +167,8 @@ class _Reader:
         self.log.acts.append(Act(code, what, self._span(node)))
 
     def _wrote(self, name: str, node: ast.AST) -> None:
+        if root(name) in self.function.__globals__:
+            self.log.places.setdefault(root(name), self.function.__globals__)
         self.log.writes.setdefault(name, Act("CW103", f"keeps {name} from call to call", self._span(node)))
 
     # ------------------------------------------------------------------------------------------------ statements
@@ -300,6 +324,7 @@ class _Reader:
             except ValueError:  # an empty cell
                 return FRESH
         if name in self.function.__globals__:
+            self.log.places.setdefault(name, self.function.__globals__)
             return classify(name, self.function.__globals__[name], self.function)
         return Val("code", "", getattr(builtins, name, UNKNOWN))
 

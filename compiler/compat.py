@@ -434,6 +434,13 @@ def custom_op_body(op: torch._ops.OpOverload, device: str) -> Callable[..., Any]
     return bodies.get(device) or bodies.get(None) or definition._init_fn
 
 
+def custom_ops() -> list[torch._ops.OpOverload]:
+    """Every `torch.library.custom_op` of this process."""
+    from torch._library.custom_ops import OPDEFS
+
+    return [definition._opoverload for definition in list(OPDEFS.values())]
+
+
 def custom_op_functions(op: torch._ops.OpOverload) -> list[Any]:
     """The functions that a `torch.library.custom_op` was made of, one a kind of device, as their author wrote them."""
     from torch._library.custom_ops import OPDEFS

@@ -17,7 +17,7 @@ from capwise.labels import InputError, normalise
 from capwise.options import Options
 from capwise.runtime.pool import Pool
 from capwise.runtime.tape import CaptureError, kernels_run_by
-from capwise.snapshot import Snapshot
+from capwise.snapshot import OtherRun, Snapshot
 from capwise.verify import blame, layouts
 from capwise.verify.compare import difference
 from capwise.verify.inputs import Inputs, copied
@@ -98,6 +98,7 @@ class Run:
         self.mine, self.theirs = Inputs(self.specs, self.place), Inputs(self.specs, self.place)
         source = self.case.reference if self.case.reference is not None else self.case.model
         self.reference = copied(source, self.place)
+        self.other = OtherRun()
         self.noise = Noise(self.setting.seed, in_range_only=self.setting.unsafe)
         self.steps = 0
 
@@ -106,7 +107,7 @@ class Run:
         self.steps += 1
         given = {k: v for k, v in batch.items() if v is not None}
         theirs = self.theirs.fresh(given)
-        with torch.no_grad(), compat.eager_kernels(), self._seeded(step):
+        with torch.no_grad(), compat.eager_kernels(), self._seeded(step), self.other.at_work():
             expected = self.reference(**theirs)
         right = self._seen(expected, self.reference, theirs)
         self.noise.learn(given)

@@ -227,3 +227,9 @@ def test_a_declared_op_that_reads_its_arguments_only_is_captured() -> None:
 def test_a_frozen_host_value_shows_and_the_seam_removes_it() -> None:
     assert not verify(case(through_numpy), unsafe=True).ok
     assert verify(case(through_numpy)).ok
+
+
+@pytest.mark.parametrize("body", [counts, remembers, plans])
+def test_a_seam_that_keeps_state_is_compared_with_a_run_that_keeps_its_own(body) -> None:
+    result = verify(case(body))
+    assert result.ok and "CW103" in result.report.codes(), str(result)
