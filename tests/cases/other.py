@@ -92,6 +92,50 @@ def _c101(model: nn.Module) -> Case:
     )
 
 
+# ------------------------------------------------------------------------------- C103: tokens move, positions do not
+class ShiftsInPython(nn.Module):
+    """A draft step moves its tokens on by one, on the device, and its positions by a number that the runner counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("tokens", torch.tensor([10, 11, 12]))
+        self.shift = 0
+
+    def forward(self, token, x):
+        positions = torch.arange(3) + self.shift
+        tokens = self.tokens.clone()
+        self.tokens.copy_(torch.cat([tokens[1:], token]))
+        self.shift += 1
+        return positions, tokens, x + 1
+
+
+class ShiftsOnDevice(nn.Module):
+    """A draft step moves its tokens on by one, on the device, and its positions by a number that the runner counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("tokens", torch.tensor([10, 11, 12]))
+        self.register_buffer("shift", torch.tensor(0))
+
+    def forward(self, token, x):
+        positions = torch.arange(3) + self.shift
+        tokens = self.tokens.clone()
+        self.tokens.copy_(torch.cat([tokens[1:], token]))
+        self.shift.add_(1)
+        return positions, tokens, x + 1
+
+
+def _c103(model: nn.Module) -> Case:
+    return Case(
+        model=model,
+        batches=[{"token": torch.tensor([13 + i]), "x": torch.ones(2)} for i in range(2)],
+        inputs={"token": (1,), "x": ("T",)},
+        capacity={"T": 2},
+        options={"capture_sizes": (2,)},
+        name="C103 paired inputs",
+    )
+
+
 # ------------------------------------------------------------------------ C105: a bucket that the buffers do not hold
 class AddsSmallBuffer(nn.Module):
     """Room for two requests of three tokens; a step is padded to the next bucket all the same."""
@@ -154,6 +198,18 @@ RECORDS = [
         twin=lambda: _c101(Twice()),
         read=lambda steps: steps[-1]["output 0"][0],
         sources=((_twice_unseen, _twice),),
+    ),
+    Record(
+        id="C103",
+        ref="alibaba/rtp-llm#1163",
+        kind="other",
+        title="tokens move on by one, and the positions beside them, which the runner counts, do not",
+        group="runner",
+        codes=("CW103",),
+        expected=[1, 2, 3],
+        wrong=[0, 1, 2],
+        case=lambda: _c103(ShiftsInPython()),
+        twin=lambda: _c103(ShiftsOnDevice()),
     ),
     Record(
         id="C105",
