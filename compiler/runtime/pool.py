@@ -13,9 +13,9 @@ _ROUND = 64
 class Block:
     """A piece of pool memory. It never moves and is never given back to the system: recordings hold its address."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, index: int) -> None:
         self.whole = torch.empty(nbytes, dtype=torch.uint8)
-        self.nbytes = nbytes
+        self.nbytes, self.index = nbytes, index
         # Counts owners: what an earlier owner says when it dies late is about memory that it lost already.
         self.owner = 0
         self.number = 0
@@ -30,8 +30,10 @@ class Pool:
     """
 
     def __init__(self) -> None:
-        self._free: list[tuple[int, int]] = []  # (size, address), sorted
+        # (size, index), sorted: of several free blocks the oldest is taken, whatever their addresses in this process.
+        self._free: list[tuple[int, int]] = []
         self._blocks: dict[int, Block] = {}
+        self._ordered: list[Block] = []
         self._taken = 0
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -67,7 +69,7 @@ class Pool:
 
     def retire(self) -> None:
         """Everything may be handed to the next recording."""
-        self._free = sorted((b.nbytes, at) for at, b in self._blocks.items())
+        self._free = sorted((b.nbytes, b.index) for b in self._blocks.values())
         for block in self._blocks.values():
             block.owner += 1
 
@@ -75,14 +77,15 @@ class Pool:
         wanted = max(-(-nbytes // _ROUND), 1) * _ROUND
         at = bisect.bisect_left(self._free, (wanted, 0))
         if at < len(self._free) and self._free[at][0] <= 2 * wanted:
-            return self._blocks[self._free.pop(at)[1]]
-        block = Block(wanted)
+            return self._ordered[self._free.pop(at)[1]]
+        block = Block(wanted, len(self._ordered))
+        self._ordered.append(block)
         self._blocks[block.whole.data_ptr()] = block
         return block
 
     def _give_back(self, block: Block, owner: int) -> None:
         if block.owner == owner:
-            bisect.insort(self._free, (block.nbytes, block.whole.data_ptr()))
+            bisect.insort(self._free, (block.nbytes, block.index))
 
 
 def _release(pool: weakref.ref[Pool], block: Block, owner: int) -> None:

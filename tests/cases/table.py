@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cases.harness import CAPTURE, GROUPS, Finding, Record, examine
+from tests.cases.harness import CAPTURE, GROUPS, Finding, Record, examine, same
 from tests.cases.records import KINDS, all_records
 
 PAGE = Path(__file__).parents[2] / "docs" / "cases.md"
@@ -73,15 +73,18 @@ def _value(value: Any) -> str:
 def _twin(found: Finding) -> str:
     if found.report is None:
         return "caught with the defect, passes without" if found.caught_without is None else "false alarm"
-    return f"{'clean' if not found.alarms else 'false alarm'}, {found.lines} lines"
+    lines = "1 line" if found.lines == 1 else f"{found.lines} lines"
+    return f"{'clean' if not found.alarms else 'false alarm'}, {lines}"
 
 
 def is_right(found: Finding) -> bool:
-    """Whether a record counts: caught with its family, shown, repaired."""
+    """Whether a record counts: its wrong number shown (or said why not), caught with its family, and right then."""
+    record = found.record
     if found.report is None:
         return found.caught is not None and found.caught_without is None
-    assert found.auto is not None
-    return bool(found.hits) and found.auto.ok
+    shown = record.unshown is not None or same(found.number(found.unsafe), record.wrong)
+    right = found.auto is not None and found.auto.ok and same(found.number(found.auto), record.expected)
+    return bool(found.hits) and shown and right
 
 
 def page(findings: Sequence[Finding]) -> str:
@@ -90,8 +93,8 @@ def page(findings: Sequence[Finding]) -> str:
     alarms = sum(bool(f.alarms) for f in findings if f.twin_report is not None)
     parts = [INTRO, f"**{right} of {TOTAL}** caught and right; {alarms} false alarms (at most {MOST_FALSE_ALARMS}).\n"]
     for group, words in GROUPS.items():
-        mine = [f for f in findings if f.record.group == group]
-        shown = sum(f.record.unshown is None and f.unsafe is not None for f in mine)
+        mine = sorted((f for f in findings if f.record.group == group), key=lambda f: int(f.record.id[1:]))
+        shown = sum(f.unsafe is not None and not f.unsafe.ok for f in mine)
         caught = f"{sum(is_right(f) for f in mine)} of {len(mine)} caught, {shown} shown to go wrong on the tape."
         parts.append("\n".join([f"## {words[0].upper()}{words[1:]}", "", caught, "", *HEAD, *map(row, mine), ""]))
     return "\n".join(parts)

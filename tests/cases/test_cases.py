@@ -6,6 +6,7 @@ import pytest
 
 from tests.cases.harness import CAPTURE, MOST_LINES, Record, examine, same
 from tests.cases.records import KINDS, all_records, of_kind
+from tests.cases.table import MOST_FALSE_ALARMS, PAGE, TOTAL, is_right, page, row
 
 RECORDS = all_records()
 WITH_CASE = [r for r in RECORDS if r.case is not None]
@@ -59,7 +60,21 @@ def test_a_defect_of_the_runtime_is_caught_where_it_is() -> None:
 def test_the_records_of_a_kind_are_of_that_kind(kind: str) -> None:
     records = of_kind(kind)
     assert all(r.kind.replace("-", "_").startswith(kind) for r in records)
-    assert len(records) <= KINDS[kind]
+    assert len(records) == KINDS[kind]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=_ids(RECORDS))
+def test_its_row_in_the_table_is_up_to_date(record: Record) -> None:
+    """Else: `python -m tests.cases.table`."""
+    assert row(examine(record)) in PAGE.read_text(encoding="utf-8").splitlines()
+
+
+def test_the_table_is_complete_and_its_totals_are_right() -> None:
+    assert len(RECORDS) == TOTAL == 63
+    found = [examine(r) for r in RECORDS]
+    assert PAGE.read_text(encoding="utf-8") == page(found)
+    assert all(map(is_right, found))
+    assert sum(bool(f.alarms) for f in found if f.twin_report is not None) <= MOST_FALSE_ALARMS
 
 
 def test_numbers_and_references_are_unique() -> None:

@@ -20,6 +20,18 @@ def test_a_block_is_free_when_the_tensor_and_its_views_are_gone():
     assert pool.adopt(torch.zeros(6)).data_ptr() == address
 
 
+def test_of_free_blocks_the_oldest_is_taken_wherever_it_lies():
+    for _ in range(8):  # addresses differ from pool to pool
+        pool = Pool()
+        noise = [torch.empty(97 + i) for i in range(3)]
+        made = [pool.adopt(torch.zeros(6)) for _ in range(6)]
+        addresses = [t.data_ptr() for t in made]
+        while made:
+            made.pop(len(made) // 2)
+        assert [(t := pool.adopt(torch.zeros(6)), made.append(t), t.data_ptr())[2] for _ in range(6)] == addresses
+        del noise
+
+
 def test_a_recording_holds_addresses_and_not_tensors():
     """Inside one recording too: what a value stood in is the next value's, as in a graph on a device."""
     pool = Pool()
