@@ -20,7 +20,7 @@ from capwise.kernel_access import prove_sentinel
 from capwise.kernel_access.access import Access
 from capwise.kernel_access.hazards import null_values
 from capwise.kernel_access.sentinel import Index, Tail
-from capwise.kernel_access.symbolic import addressing
+from capwise.kernel_access.symbolic import Node, Poly, addressing
 from capwise.launch import ENDS, Launch, Row
 from capwise.ops import contract as c
 from capwise.runtime.kernel_call import GRID, KernelCall, call_of
@@ -140,9 +140,8 @@ class _Deriver:
     def _classify(self, name: str) -> None:
         """Own rows of a batch argument; what is read elsewhere must be named by memory or by a search."""
         launch, batch = self.launch, self.launch.is_batch(name)
-        inner = launch.tensors[name].shape[1:]
-        if batch and any(launch.depends(as_expr(s)) for s in inner):
-            self._reason(f"{name} changes along a dimension that is not its first")
+        if sum(bool(launch.depends(as_expr(s))) for s in launch.tensors[name].shape) > 1:
+            self._reason(f"{name} changes along more than one dimension")
             return
         for access in (a for a in launch.view.accesses if a.arg == name):
             row = launch.row(name, access) if batch else None
@@ -246,7 +245,7 @@ class _Deriver:
         """What a padded program's slot must be: the null that stops its writes, or at least a row that exists."""
         summary = self.launch.call.summary
         for name in [n for n, role in self.roles.items() if role == "slot" and self.launch.is_batch(n)]:
-            writes = [a.arg for a in self.fixed_writes if self._names(a, name)]
+            writes = [a.arg for a in self.fixed_writes if self._is_row_number(a, name)]
             nulls = [set(summary[w].nulls.get(name, ())) for w in writes if w]
             common = set.intersection(*nulls) if nulls else set()
             self.found.nulls[name] = tuple(sorted(common))
@@ -260,7 +259,7 @@ class _Deriver:
     def _reading(self, slot: str, axes: c.Axes) -> c.Axes:
         """A slot that rows of one argument are only read through; its null, where nothing is read with that."""
         accesses = [a for a in self.launch.view.accesses if self._is_row_number(a, slot)]
-        leaves = [(a, n) for a in accesses for n in addressing(a.poly) if n.op == "load" and n.args[0] == slot]
+        leaves = [(a, n) for a in accesses for n in addressing(a.poly) if _is_load(n, slot)]
         nulls = [set(null_values(a, n)) for a, n in leaves]
         common = set.intersection(*nulls) if nulls else set()
         into = {a.arg for a in accesses}
@@ -269,13 +268,13 @@ class _Deriver:
         return replace(axes, into=into.pop(), null=0 if 0 in common else max(common))
 
     def _is_row_number(self, access: Access, slot: str) -> bool:
-        """The slot is multiplied by the leading stride of the argument: it does not count columns."""
+        """The slot, or the page that it is on, is multiplied by the argument's leading stride: it counts no columns."""
         if access.arg not in self.launch.tensors or self.launch.is_batch(access.arg) or not self._names(access, slot):
             return False
         step = as_expr(self.launch.tensors[access.arg].strides[0])
         poly = self.launch.poly(access.poly)
-        loads = [n for n in poly.nodes() if n.op == "load" and n.args[0] == slot]
-        return any(self.launch.expr(poly.coefficient(n)) == step for n in loads)
+        made = [n for n in poly.nodes() if any(_is_load(leaf, slot) for leaf in addressing(Poly({(n,): 1})))]
+        return any(self.launch.expr(poly.coefficient(n)) == step for n in made)
 
     def _reads_through(self, slot: str) -> None:
         for access in self.launch.view.accesses:
@@ -288,7 +287,7 @@ class _Deriver:
         return f"max({slot})" in row.extent or row.extent == "unknown"
 
     def _names(self, access: Access, slot: str) -> bool:
-        return any(n.op == "load" and n.args[0] == slot for n in addressing(access.poly))
+        return any(_is_load(n, slot) for n in addressing(access.poly))
 
     # ------------------------------------------------------------------------------------------------ writes
     def _prove(self, arguments: dict[str, c.Axes]) -> None:
@@ -333,6 +332,10 @@ class _Deriver:
         loads = [n for n in addressing(access.poly, through_loads=False) if n.op == "load"]
         boundary = any(self.roles.get(str(n.args[0])) == "boundary" for n in loads)
         return boundary and self.launch.is_batch(name) and self.roles.get(name) != "boundary"
+
+
+def _is_load(node: Node, name: str) -> bool:
+    return node.op == "load" and node.args[0] == name
 
 
 def _tails(arguments: Mapping[str, c.Axes]) -> dict[str, Tail]:

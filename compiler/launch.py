@@ -109,10 +109,15 @@ class Launch:
         """Scalars that change with the batch."""
         return frozenset(n for n, e in self.scalars.items() if self.depends(e))
 
+    def dim(self, name: str) -> int:
+        """The dimension whose positions are an argument's rows: the one that changes with the batch, else the first."""
+        changing = [d for d, size in enumerate(self.tensors[name].shape) if self.depends(as_expr(size))]
+        return changing[0] if changing else 0
+
     def size(self, name: str) -> sympy.Expr:
         """Rows of an argument."""
         tensor = self.tensors[name]
-        return as_expr(tensor.shape[0]) if tensor.shape else sympy.Integer(1)
+        return as_expr(tensor.shape[self.dim(name)]) if tensor.shape else sympy.Integer(1)
 
     def is_batch(self, name: str) -> bool:
         return any(self.depends(as_expr(s)) for s in self.tensors[name].shape)
@@ -157,8 +162,8 @@ class Launch:
     def width(self, name: str) -> int | None:
         """Elements of one row, as the kernel steps: the tensor's stride where it is passed, else that of a dense one;
         None where that is no number."""
-        tensor = self.tensors[name]
-        step: Any = tensor.strides[0] if self.passes(name) else dense_width(tensor)
+        tensor, dim = self.tensors[name], self.dim(name)
+        step: Any = tensor.strides[dim] if self.passes(name) else dense_width(tensor, dim)
         return step if isinstance(step, int) else None
 
     def row(self, name: str, access: Access) -> Row | None:
@@ -167,7 +172,7 @@ class Launch:
         split = self._split(name, poly)
         if split is None:
             return None
-        rows, rest = split
+        rows, rest = self._without_tiles(name, access, *split)
         found = Row(rows)
         if rest.terms and not self._within(access, rest, self.width(name)):
             width = self.width(name)
@@ -203,8 +208,10 @@ class Launch:
         return plain.xreplace({s: known.get(sympy.Symbol(s.name), s) for s in plain.free_symbols})
 
     def _split(self, name: str, poly: Poly) -> tuple[Poly, Poly] | None:
-        """An offset as rows and what is left inside of a row."""
-        width = self.width(name)
+        """An offset as rows and what is left inside of a row, without what dimensions before the rows' own add."""
+        before = {as_expr(s) for s in self.tensors[name].strides[: self.dim(name)]}
+        outer = {n for n in poly.nodes() if n.op == "sym" and self.scalars.get(str(n.args[0])) in before}
+        poly, width = Poly({m: c for m, c in poly.terms.items() if not outer & set(m)}), self.width(name)
         if width is None:
             return self._by_symbol(name, poly)
         if len(self.tensors[name].shape) == 1 and not self.passes(name):
@@ -214,12 +221,26 @@ class Launch:
 
     def _by_symbol(self, name: str, poly: Poly) -> tuple[Poly, Poly] | None:
         """Rows that are a passed stride apart which is no number."""
-        step = as_expr(self.tensors[name].strides[0])
+        step = as_expr(self.tensors[name].strides[self.dim(name)])
         for node in {n for m in poly.terms for n in m if n.op == "sym"}:
             if self.scalars.get(str(node.args[0])) == step:
                 inside = {m: c for m, c in poly.terms.items() if node not in m}
                 return poly.coefficient(node), Poly(inside)
         return None
+
+    def _without_tiles(self, name: str, access: Access, rows: Poly, rest: Poly) -> tuple[Poly, Poly]:
+        """The same, where programs that no batch adds to count tiles inside of a row, and no rows."""
+        width = self.width(name)
+        tiles = {m: c for m, c in rows.terms.items() if any(self._is_fixed(n) for n in m)}
+        for moved in (tiles, {m: c for m, c in rows.terms.items() if m in tiles or not m}) if tiles and width else ():
+            inside = rest + Poly(moved) * (width or 1)
+            if self._within(access, inside, width):
+                return rows - Poly(moved), inside
+        return rows, rest
+
+    def _is_fixed(self, node: Node) -> bool:
+        axis = node.args[0]
+        return node.op == "pid" and isinstance(axis, int) and not self.depends(self.grid[axis])
 
     def _grouped(self, access: Access, poly: Poly, width: int) -> Row:
         """An offset as groups of elements and what is left inside of a group, with the largest groups that a row can
@@ -251,9 +272,9 @@ def _natural(expr: sympy.Expr) -> bool:
     return bool(expr.subs(dict.fromkeys(expr.free_symbols, 1)) >= 0)
 
 
-def dense_width(tensor: Layout) -> int | None:
-    """Elements of one row of a dense tensor of this shape; None where that is no number."""
-    inner = tensor.shape[1:]
+def dense_width(tensor: Layout, dim: int = 0) -> int | None:
+    """Elements of one row of a dense tensor of this shape, rows along `dim`; None where that is no number."""
+    inner = tensor.shape[dim + 1 :]
     return math.prod(inner) if all(isinstance(n, int) for n in inner) else None
 
 

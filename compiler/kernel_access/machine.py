@@ -152,8 +152,10 @@ class Machine:
         asked = next((n for n in test.operands if (o := self.made.get(n)) is not None and asks_any(o)), None)
         if asked is None or self._uses(asked) != 1 or self._uses(op.operands[0]) != 1:
             return
-        others = op.regions[1][0].ops if len(op.regions) > 1 and len(op.regions[1]) == 1 else ()
-        if len(others) == 1 and is_neutral(op.regions[0], others[0].operands, mine, self.made, self.env):
+        others = [o for block in op.regions[1] for o in block.ops] if len(op.regions) > 1 else []
+        without = others[0].operands if len(others) == 1 and others[0].name == "scf.yield" else ()
+        plain = len(without) == len(op.results) and len(others) <= 1
+        if plain and is_neutral(op.regions[0], without, mine, self.made, self.env):
             self.watcher.combined.pop(asked, None)
             self.watcher.finite[op.line] = None
 

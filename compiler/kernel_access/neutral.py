@@ -1,9 +1,9 @@
 """Branches that a program takes for some of its rows, and that change nothing for the others.
 
 `if tl.max(mine) > 0:` asks whether any lane of a tile needs what the branch does; the tile's rows decide together. Each
-row still has only its own say iff, wherever `mine` is false, what the branch gives is what stands without it: it only
-loads, with masks that imply `mine` and zeros elsewhere, and adds products of such zeros. A product of zero is zero for
-finite factors only, which is what this rests on.
+row still has only its own say iff, wherever `mine` is false, what the branch gives is what stands without it: stores
+have masks that imply `mine`, and what it gives is made by adding products with loads whose masks imply `mine` and
+that are zero elsewhere. A product with zero is zero for finite factors only, which is what this rests on.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ def is_neutral(
     made: the operation behind each name. env: the values of the names after the branch was run."""
     if len(branch) != 1:
         return False
-    *body, last = branch[0].ops
+    ops = branch[0].ops
+    given = ops[-1].operands if ops and ops[-1].name == "scf.yield" else ()
     tracks = [_Track(name, _is_zero(made, name)) for name in without]
-    for op in body:
-        if op.regions or not (op.name == "tt.load" or op.name.startswith(_QUIET)):
+    for op in ops:
+        quiet = op.name in ("tt.load", "scf.yield") or op.name.startswith(_QUIET)
+        if op.regions or not (quiet or op.name == "tt.store" and _is_masked(op, mine, env)):
             return False
         for track in tracks:
             track.follow(op, lambda load: _covered(load, mine, made, env))
-    return all(name in track.same for track, name in zip(tracks, last.operands, strict=True))
+    return all(name in track.same for track, name in zip(tracks, given, strict=True))
 
 
 class _Track:
@@ -79,9 +81,15 @@ def _is_zero(made: Mapping[str, Op], name: str) -> bool:
 
 def _covered(load: Op, mine: Node, made: Mapping[str, Op], env: Mapping[str, Value]) -> bool:
     """Loads nothing, and gives 0, wherever `mine` is false."""
-    if len(load.operands) != 3 or not _is_zero(made, load.operands[2]):
-        return False
-    mask = env.get(load.operands[1])
+    return len(load.operands) == 3 and _is_zero(made, load.operands[2]) and _implies(env.get(load.operands[1]), mine)
+
+
+def _is_masked(store: Op, mine: Node, env: Mapping[str, Value]) -> bool:
+    """Writes nothing wherever `mine` is false."""
+    return len(store.operands) == 3 and _implies(env.get(store.operands[2]), mine)
+
+
+def _implies(mask: Value | None, mine: Node) -> bool:
     return isinstance(mask, Bool) and (mask.node.op == "false" or _parts(mine) <= _parts(mask.node))
 
 

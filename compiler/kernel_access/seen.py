@@ -14,7 +14,7 @@ from capwise.kernel_access.values import Bool, Int, Value
 
 _FROM_INT = ("arith.sitofp", "arith.uitofp", "arith.bitcast", "tt.bitcast", "arith.index_cast")
 _COMBINES = ("tt.reduce", "tt.scan")
-_REORDERS = ("tt.dot", "tt.gather", "tt.histogram", "tt.cat", "tt.join", "tt.split", "tt.map_elementwise")
+_REORDERS = ("tt.gather", "tt.histogram", "tt.cat", "tt.join", "tt.split", "tt.map_elementwise")
 _AXIS = re.compile(r"axis = (\d+)")
 
 Combined = tuple[tuple[int, ...], int]
@@ -62,6 +62,8 @@ class Watcher:
             self.content |= {v.poly: None for v in data if isinstance(v, Int)}
         elif op.name in _COMBINES:
             self.combined[op.results[0]] = _combined(op)
+        elif op.name == "tt.dot":
+            self.combined[op.results[0]] = _contracted(op)
         elif op.name in _REORDERS or _is_moved(op):
             self.combined[op.results[0]] = {None}
 
@@ -77,6 +79,14 @@ def _combined(op: Op) -> set[Combined | None]:
     if axis is None or not shapes or any(len(s) <= int(axis.group(1)) for s in shapes):
         return {None}
     return {(shape, int(axis.group(1))) for shape in shapes}
+
+
+def _contracted(op: Op) -> set[Combined | None]:
+    """The dimension that a product of matrices sums over, in either factor."""
+    shapes = [parse_type(t.strip()).shape for t in op.types.partition("->")[0].split(" * ")]
+    if len(shapes) != 2 or any(len(s) < 2 for s in shapes):
+        return {None}
+    return {(shapes[0], len(shapes[0]) - 1), (shapes[1], len(shapes[1]) - 2)}
 
 
 def _is_moved(op: Op) -> bool:

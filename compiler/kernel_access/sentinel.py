@@ -1,7 +1,8 @@
 """Does a tail value keep padded programs from touching anything that lives?
 
 A padded program is one whose program id is past the live extent, so that what it reads of the given arguments at that
-id is the tail value (what a search or a loop reads there may be live). It may store to rows of its own (rows that the
+id is the tail value (what a search or a loop reads there may be live). Where it searches boundaries for its own id,
+that id is not below the last of them, and no boundary is above the last. It may store to rows of its own (rows that the
 same id names are tail rows too); it must not store through a loaded slot, to rows that boundaries name, or to what
 programs share.
 """
@@ -77,6 +78,8 @@ class _Judge:
         tailed = [a.poly for a in summary.accesses if a.kind == "load" and a.arg in tails]
         self.rows = {n for poly in tailed for n in _row_ids(poly, by)}
         self.bounds = Bounds(self.space, self.loops)
+        searches = [s for s in summary.searches if tails.get(s.arg) == "last" and _row_ids(s.key, by)]
+        self.beyond = [s.key - self.space.leaf("last", s.arg) for s in searches]
 
     def _tail(self, node: Node) -> Poly | None:
         """What a load of a tailed argument gives; where its mask may be off, its default stays possible."""
@@ -112,7 +115,7 @@ class _Judge:
         """Conditions contradict each other, or a loop around has no iteration."""
         if condition is self.space.false:
             return True
-        facts = facts_of([condition])
+        facts = [*facts_of([condition]), *self.beyond]
         for ident in access.loops:
             loop = self.loops[ident]
             if loop.upper is not None:
@@ -135,6 +138,8 @@ class _Judge:
     def _meaning(self, node: Node) -> list[Poly]:
         if node.op in ("carry", "exit", "trip"):
             return [self.tail.poly(p) for p in self.bounds.meaning(node)]
+        if node.op == "load" and self.beyond and self.tails.get(str(node.args[0])) == "last" and node.args[2] is None:
+            return [self.space.leaf("last", str(node.args[0])) - Poly({(node,): 1})]
         return self.bounds.meaning(node)
 
     def _own_row(self, access: Access, offset: Poly) -> bool:

@@ -19,9 +19,8 @@ from capwise.testing import ContractError, check_declared, open_op, opened_contr
 
 LENGTHS = ([12, 3, 5], [16, 4, 1, 9, 2], [9, 1], [16, 16, 2, 8])
 # For tiles of many tokens.
-LONG = dict.fromkeys(
-    ("token_requests", "slot_mapping"), ([120, 30, 50], [160, 40, 10, 90, 20], [90, 1], [160, 160, 20, 80])
-)
+MANY = ([120, 30, 50], [160, 40, 10, 90, 20], [90, 1], [160, 160, 20, 80])
+LONG = dict.fromkeys(("token_requests", "slot_mapping", "w8a8_linear"), MANY)
 SIZES = dataclasses.replace(samples.SMALL, attention=dataclasses.replace(samples.SMALL.attention, table=100, pages=801))
 OPS = torch.ops.capwise
 STATE = torch.ops.footgun.unit_stride_short_conv_state_.default
@@ -76,6 +75,10 @@ DERIVED: dict[torch._ops.OpOverload, dict[str, tuple[object, str]]] = {
     OPS.hc_mix.default: COLUMNS,
     OPS.hc_write.default: COLUMNS,
     OPS.moe_route.default: COLUMNS,
+    OPS.mrope.default: COLUMNS,
+    OPS.mrope_kv_write_.default: COLUMNS,
+    OPS.w8a8_linear.default: COLUMNS,
+    OPS.qsa_commit_.default: COLUMNS | {"locality": ("row", "a token goes to the place of its own position")},
     OPS.ple_short_conv.default: {},
     OPS.ple_short_conv_state_.default: {},
     OPS.gdn_conv.default: {},
@@ -94,10 +97,6 @@ DERIVED: dict[torch._ops.OpOverload, dict[str, tuple[object, str]]] = {
 NO_KERNEL = "its body launches no Triton kernel"
 # What is not read off the others, and why.
 UNKNOWN = {
-    # Positions are [3, T]: rows of tokens along the second dimension.
-    OPS.mrope.default: "positions_ptr changes along a dimension that is not its first",
-    OPS.mrope_kv_write_.default: "positions_ptr changes along a dimension that is not its first",
-    OPS.qsa_commit_.default: "positions_ptr changes along a dimension that is not its first",
     # What the branch that any token takes reads is not bounded by that token's own condition.
     OPS.qsa_compress_.default: "has no bound",
     # Which request comes next, how many blocks were chosen, and where one is stored come of reductions and scans.
@@ -108,8 +107,6 @@ UNKNOWN = {
     OPS.gdn_scan_.default: "the loop at line",
     # The rows of a tile are what a sort says.
     OPS.moe_experts.default: "rests on a value that is not followed",
-    # One launch hands rows to the next.
-    OPS.w8a8_linear.default: "the grid does not run over the rows of steps_ptr",
     # A request number is told from one past the live ones by a count that a recording freezes: that no live token has
     # one of those is known of its caller only.
     OPS.slot_mapping.default: "requests must not be frozen",
