@@ -76,8 +76,11 @@ def ends_rows(launch: Launch, test: Node, rows: Rows) -> bool:
         ends = [m for m in sign.terms if any(launch.open_in(n) for n in m)]
         if len(ends) == 1 and len(ends[0]) == 1 and sign.terms[ends[0]] > 0:
             factor = sign.terms[ends[0]]
-            below = (Poly({ends[0]: factor}) - sign - 1).divided(Poly.of(factor))
+            whole = Poly({ends[0]: factor}) - sign - 1
+            below = whole.divided(Poly.of(factor))
             extent = launch.scalars.get(str(ends[0][0].args[0]))
+            if extent is not None and _is_own(launch, whole, extent * factor, rows):
+                return True
             if below is not None and extent is not None:
                 if _is_own(launch, below, extent, rows) or _is_boundary(launch, below):
                     return True
