@@ -192,6 +192,11 @@ class Bounds:
             out.append(me)
         elif node.op in SEARCHED:
             out += within(node)
+        elif node.op == "div":
+            a, b = node.polys()
+            most = interval(a)[1]
+            if most is not None and most <= 0 and self.sign(b)[0] > 0:
+                out += [-me, me - a]  # rounded towards zero
         elif node.op in ("min", "max"):
             out += [(p - me) * (1 if node.op == "min" else -1) for p in node.polys()]
         return out

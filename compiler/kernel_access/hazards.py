@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from capwise.kernel_access.access import Access, Loop
 from capwise.kernel_access.axes import Role, axes_of
 from capwise.kernel_access.bounds import Bounds, facts_at
-from capwise.kernel_access.linear import facts_of
+from capwise.kernel_access.linear import Prover, facts_of
 from capwise.kernel_access.overlap import overlaps
 from capwise.kernel_access.printing import text
 from capwise.kernel_access.rewrite import Rewriter
@@ -163,10 +163,11 @@ def null_values(access: Access, slot: Node) -> list[int]:
     """Values of a loaded slot with which the access does not happen: of -1, 0 and the constants it is compared with."""
     space = access.space
     tried = {-1, 0} | _compared(access.condition, slot)
+    prover = Prover(space, Bounds(space, access.table).meaning)
     out = []
     for value in sorted(tried):
-        fixed = Rewriter(space, {slot: Poly.of(value)}.get)
-        if fixed.truth(access.condition) is space.false:
+        left = Rewriter(space, {slot: Poly.of(value)}.get).truth(access.condition)
+        if left is space.false or prover.contradiction(facts_of([left]), 1):
             out.append(value)
     return out
 

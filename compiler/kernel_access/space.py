@@ -73,6 +73,8 @@ class Space:
             return Poly.of(ka - kb * quotient if op == "rem" else quotient)
         if kb == 1:
             return Poly.of(0) if op == "rem" else a
+        if ka == 0:
+            return Poly.of(0)
         low, _ = interval(a)
         if kb and kb > 0 and low is not None and low >= 0:
             return self._divide_low(op, a, kb)

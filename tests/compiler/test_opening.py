@@ -76,7 +76,13 @@ DERIVED: dict[torch._ops.OpOverload, dict[str, tuple[object, str]]] = {
     OPS.hc_write.default: COLUMNS,
     OPS.moe_route.default: COLUMNS,
     OPS.mrope.default: COLUMNS,
-    OPS.mrope_kv_write_.default: COLUMNS,
+    OPS.mrope_kv_write_.default: COLUMNS
+    | {
+        "slot_mapping": (
+            c.Slots("T", into="kv_cache", null=0),
+            "slots of the null page are skipped as well as negative ones, and 0 is taken where it will do",
+        )
+    },
     OPS.w8a8_linear.default: COLUMNS,
     OPS.qsa_commit_.default: COLUMNS | {"locality": ("row", "a token goes to the place of its own position")},
     OPS.ple_short_conv.default: {},

@@ -1,8 +1,10 @@
 """Tail values under which a padded program harms nothing."""
 
 import pytest
+import triton
+import triton.language as tl
 
-from capwise.kernel_access import prove_sentinel
+from capwise.kernel_access import prove_sentinel, summarize
 
 
 def verdict(summary, name, **tails):
@@ -75,3 +77,18 @@ def test_what_a_search_reads_may_be_live(summary):
 
 def test_rows_named_by_another_program_id_are_shared(summary):
     assert verdict(summary, "shared_by_heads", idx_ptr=-1) == "refuted"
+
+
+@triton.jit
+def paged(slots_ptr, cache_ptr, page_size, stride, ABOVE: tl.constexpr):
+    page = tl.load(slots_ptr + tl.program_id(0)) // page_size
+    if page > ABOVE:
+        tl.store(cache_ptr + page.to(tl.int64) * stride, 1.0)
+
+
+@pytest.mark.parametrize("above, verdict", [(0, "proved"), (-2, "refuted")])
+def test_a_negative_slot_is_on_no_page_above_the_null_page(above, verdict):
+    """Quotients round towards zero: -1 // page_size is 0 or, for pages of one, -1."""
+    signature = {"slots_ptr": "*i32", "cache_ptr": "*fp32", "page_size": "i32", "stride": "i32"}
+    found = summarize(paged, signature, {"ABOVE": above})
+    assert prove_sentinel(found, {"slots_ptr": -1}, ("cache_ptr",)).verdict == verdict
