@@ -208,8 +208,10 @@ def check(
     for case in cases:
         with _step("checking", case.name):
             from capwise.backend import check_case
+            from capwise.dumping import dynamo_dumped
 
-            reports.append(check_case(case, **options_for(case, defaults, given)))
+            with dynamo_dumped(dump):
+                reports.append(check_case(case, **options_for(case, defaults, given)))
     _emit_reports(reports, is_list, format, out)
     return int(any([_fails(report, fail_on or ("warning" if strict else None), max_seams) for report in reports]))
 
