@@ -18,6 +18,7 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from capwise.case import Case
+from capwise.dumping import dynamo_dumped
 from capwise.options import OptionError, Options, nearest
 from capwise.render import FORMATS, render
 from capwise.render.colour import colour
@@ -205,12 +206,11 @@ def check(
     defaults = project_defaults(Path("pyproject.toml"))
     cases, is_list = _load(target)
     reports = []
-    for case in cases:
-        with _step("checking", case.name):
-            from capwise.backend import check_case
-            from capwise.dumping import dynamo_dumped
+    with dynamo_dumped(dump):
+        for case in cases:
+            with _step("checking", case.name):
+                from capwise.backend import check_case
 
-            with dynamo_dumped(dump):
                 reports.append(check_case(case, **options_for(case, defaults, given)))
     _emit_reports(reports, is_list, format, out)
     return int(any([_fails(report, fail_on or ("warning" if strict else None), max_seams) for report in reports]))
