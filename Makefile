@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test lint types unit mutants clean
 
 demo: $(STAMP)
 	$(BIN)/capwise demo
@@ -23,6 +23,10 @@ types: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# Breaks one thing at a time and prints what no test notices. Not part of `test`: minutes on many cores.
+mutants: $(STAMP)
+	$(BIN)/python tests/mutants $(MUTANTS)
 
 # torch comes first and alone: asked for together with others, pip may take a CUDA build.
 $(STAMP): pyproject.toml constraints.txt

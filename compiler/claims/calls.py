@@ -76,7 +76,8 @@ class Calls:
         self.given: Values = {**defaults, **dict(zip((a.name for a in schema), args)), **kwargs}
         names = [n for n, v in self.given.items() if isinstance(v, torch.Tensor) and n in contract.arguments]
         self.axes = {n: contract.arguments[n] for n in names if _changes(contract.arguments[n])}
-        self.specs = normalise({n: a.axes for n, a in self.axes.items()})
+        labels = {n: (*a.axes, *[None] * (self.given[n].dim() - len(a.axes))) for n, a in self.axes.items()}
+        self.specs = normalise(labels)
         self.live = bind_extents(self.specs, self.given)
 
     @property
