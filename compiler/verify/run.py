@@ -140,22 +140,26 @@ class Run:
     def _replay(
         self, step: int, given: Mapping[str, Any], rounds: Sequence[Round], adversaries: frozenset[str]
     ) -> tuple[list[dict[str, Any]], list[Mismatch]]:
-        """Every round from the same state; what the first one leaves is what the next step finds."""
+        """Every round from the same state. The next step finds what the last round with noise leaves in rows that stand
+        for nothing; a naive engine's next step finds what its first round leaves."""
         seen: list[dict[str, Any]] = []
         found: list[Mismatch] = []
-        before = after = None
+        noisy = [i for i, one in enumerate(rounds) if one.noise is not None and not one.fresh]
+        lasting = noisy[-1] if noisy and not self.setting.unsafe else 0
+        before: Snapshot | None = None
+        after: Snapshot | None = None
         arena: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for one in rounds:
+        for number, one in enumerate(rounds):
             mine = self.mine.fresh(given)
-            if before is None:
-                before = Snapshot(self.model, self.mine.statics())
-            else:
-                if after is None:
-                    after = Snapshot(self.model, self.mine.statics())
-                    arena = self.compiled.arena.snapshot() if self.setting.unsafe else []
+            if before is not None:
                 before.restore()
+            elif len(rounds) > 1:
+                before = Snapshot(self.model, self.mine.statics())
             with self._seeded(step), self._around(one, found, step, adversaries):
                 seen.append(self._seen(self.compiled(**mine), self.model, mine))
+            if number == lasting and len(rounds) > number + 1:
+                after = Snapshot(self.model, self.mine.statics())
+                arena = self.compiled.arena.snapshot() if self.setting.unsafe else []
         if after is not None:
             after.restore()
             for value, kept in arena:
