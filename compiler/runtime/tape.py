@@ -54,6 +54,22 @@ def watched_by(watch: Callable[[Tape, int], None]) -> Iterator[None]:
         _WATCH.reset(token)
 
 
+@contextlib.contextmanager
+def before_launches(act: Callable[[], None]) -> Iterator[None]:
+    """Inside, `act()` is called once, when the first recording or replay begins: inputs are staged by then."""
+    token = _BEFORE.set([act])
+    try:
+        yield
+    finally:
+        _BEFORE.reset(token)
+
+
+def _begin() -> None:
+    waiting = _BEFORE.get()
+    while waiting:
+        waiting.pop()()
+
+
 @dataclass(frozen=True)
 class Frozen:
     """A tensor argument as a recording knows it: storage and geometry, no more. number: which allocation it is of the
@@ -130,12 +146,14 @@ class Tape:
 
     def replay(self) -> None:
         watch = _WATCH.get()
+        _begin()
         for i, launch in enumerate(self.launches):
             launch.run()
             if watch is not None:
                 watch(self, i)
 
 
+_BEFORE: ContextVar[list[Callable[[], None]] | None] = ContextVar("capwise_tape_before", default=None)
 _WATCH: ContextVar[Callable[[Tape, int], None] | None] = ContextVar("capwise_tape_watch", default=None)
 
 
@@ -268,6 +286,7 @@ def record(run: Callable[..., Any], args: Sequence[Any], pool: Pool | None = Non
     Raises:
         CaptureError: it does something that a device graph cannot hold.
     """
+    _begin()
     tape = Tape()
     recorder = _Recorder(tape, pool if pool is not None else Pool())
     target = _Driver(run, recorder).run if isinstance(run, fx.GraphModule) else run

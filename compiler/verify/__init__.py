@@ -60,7 +60,8 @@ def verify(
         seed: of histories and noise.
         poison: noise in every tail, twice with different noise, which must not show. False takes that adversary out.
         keep: hold on to what each step gave, in `VerifyResult.seen`.
-        adversaries: which of ADVERSARIES are at work; all of them if None, but on a device only poison.
+        adversaries: which of ADVERSARIES are at work; all of them if None, but on a device only poison. "writes" asked
+            for by name also writes an engine's own buffers (`Buffer`) early: as of an engine that does not wait.
         mlir: ask torch-mlir for a second opinion on captured ATen pieces (needs the extra `mlir`).
 
     Raises:
@@ -78,7 +79,8 @@ def verify(
     chosen = _chosen(adversaries, device, poison)
     result = VerifyResult(case.name)
     for number, order in enumerate(orders(case, normalise(made.inputs), histories, seed)):
-        setting = Setting(device.partition(":")[0], unsafe, seed + number, chosen)
+        asked = adversaries is not None and "writes" in adversaries
+        setting = Setting(device.partition(":")[0], unsafe, seed + number, chosen, buffers=asked)
         run = Run(case, made, setting, result.seen.append if keep else lambda _: None)
         with _kernels_on(device, seed + number):
             found = run.history(order, chosen)

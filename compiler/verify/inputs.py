@@ -17,6 +17,12 @@ class Inputs:
     def __init__(self, specs: Mapping[str, Spec], place: torch.device) -> None:
         self.specs, self.place = specs, place
         self.kept: dict[Any, torch.Tensor] = {}
+        self._first: dict[Any, torch.Tensor] = {}
+
+    def restart(self) -> None:
+        """What stays at one address holds what it held at first, the room around it included."""
+        for key, tensor in self.kept.items():
+            _whole(tensor).copy_(self._first[key])
 
     def fresh(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return {n: self._one(n, v) for n, v in batch.items()}
@@ -27,27 +33,33 @@ class Inputs:
         spec = self.specs.get(name)
         if spec is None:
             key = (name, id(value))
-            if key not in self.kept:
-                self.kept[key] = moved(value, self.place)
-            return self.kept[key]
+            return self._keep(key, value)
         if spec.kind != "buffer":
             return moved(value, self.place)
-        if name not in self.kept:
-            self.kept[name] = moved(value, self.place)
-        whole = self.kept[name]
-        view = whole.as_strided(value.shape, value.stride(), value.storage_offset())
+        view = self._keep(name, value).as_strided(value.shape, value.stride(), value.storage_offset())
         view.copy_(value)
         return view
+
+    def _keep(self, key: Any, value: torch.Tensor) -> torch.Tensor:
+        if key not in self.kept:
+            self.kept[key] = moved(value, self.place)
+            self._first[key] = _whole(self.kept[key]).clone()
+        return self.kept[key]
 
     def statics(self) -> Iterator[torch.Tensor]:
         yield from self.kept.values()
 
 
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Everything in a tensor's storage, flat."""
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return flat.set_(tensor.untyped_storage(), 0, (size,), (1,))  # type: ignore[call-overload, no-any-return]
+
+
 def moved(value: torch.Tensor, place: torch.device) -> torch.Tensor:
     """A copy of a tensor with its storage around it, so that strides, offset and room behind it stay."""
-    size = value.untyped_storage().nbytes() // value.element_size()
-    flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage(), 0, (size,), (1,))
-    return flat.to(place, copy=True).as_strided(value.shape, value.stride(), value.storage_offset())
+    return _whole(value).to(place, copy=True).as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 def copied(model: Any, place: torch.device) -> Any:

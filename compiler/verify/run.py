@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from capwise.case import Case
 from capwise.labels import InputError, normalise
 from capwise.options import Options
 from capwise.runtime.pool import Pool
-from capwise.runtime.tape import CaptureError, kernels_run_by
+from capwise.runtime.tape import CaptureError, before_launches, kernels_run_by
 from capwise.snapshot import OtherRun, Snapshot
 from capwise.verify import blame, layouts
 from capwise.verify.compare import difference
@@ -26,28 +26,32 @@ from capwise.verify.order import Order, ordered
 from capwise.verify.result import Mismatch, Place
 
 # Each alone finds faults that the others do not; what plain replay shows needs none of them.
-ADVERSARIES = ("poison", "order", "pool", "fresh", "layouts")
+ADVERSARIES = ("poison", "order", "pool", "fresh", "layouts", "writes")
 
 
 @dataclass(frozen=True)
 class Round:
     """One replay of a step. noise: None leaves the tails as they are. fresh: by a program that never ran before.
-    compared: its values must be those of the first round; else only its launches."""
+    compared: its values must be those of the first round; else only its launches. early: the host writes the next
+    step's inputs before the launches run."""
 
     noise: int | None = None
     order: Order = "natural"
     fresh: bool = False
     compared: bool = True
+    early: bool = False
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a verification runs. device: of `verify`, without a target."""
+    """Where and how a verification runs. device: of `verify`, without a target. buffers: engine's own buffers are
+    written early too."""
 
     device: str
     unsafe: bool
     seed: int
     adversaries: frozenset[str]
+    buffers: bool = False
 
     @property
     def on_tape(self) -> bool:
@@ -58,8 +62,9 @@ class Setting:
         noisy = "poison" in adversaries
         permuted: Order = "permuted" if "order" in adversaries and self.device == "cpu" else "natural"
         rounds = [Round(0 if noisy and not self.unsafe else None)]
-        if noisy or permuted != "natural":
-            rounds.append(Round(1 if noisy else None, permuted))
+        early = "writes" in adversaries and self.on_tape
+        if noisy or early or permuted != "natural":
+            rounds.append(Round(1 if noisy else None, permuted, early=early))
         fresh = "fresh" in adversaries and not self.unsafe
         if fresh or permuted != "natural":
             rounds.append(Round(None, "natural" if permuted == "natural" else "deferred", fresh))
@@ -86,6 +91,7 @@ class Run:
         self._restart()
         found: list[Mismatch] = []
         for step, number in enumerate(order):
+            self.next = self.case.batches[order[step + 1]] if step + 1 < len(order) else {}
             new = self._step(step, self.case.batches[number], adversaries)
             found += new
             if new and (not all_steps or new[-1].kind == "capture"):
@@ -95,7 +101,8 @@ class Run:
     def _restart(self) -> None:
         self.first.restore()
         self.compiled.forget()
-        self.mine, self.theirs = Inputs(self.specs, self.place), Inputs(self.specs, self.place)
+        self.mine.restart()
+        self.theirs = Inputs(self.specs, self.place)
         source = self.case.reference if self.case.reference is not None else self.case.model
         self.reference = copied(source, self.place)
         self.other = OtherRun()
@@ -155,8 +162,8 @@ class Run:
                 before.restore()
             elif len(rounds) > 1:
                 before = Snapshot(self.model, self.mine.statics())
-            with self._seeded(step), self._around(one, found, step, adversaries):
-                seen.append(self._seen(self.compiled(**mine), self.model, mine))
+            with self._seeded(step), self._around(one, found, step, adversaries, mine):
+                seen.append(self._seen(self.compiled(**mine), self.model, mine, one.early))
             if number == lasting and len(rounds) > number + 1:
                 after = Snapshot(self.model, self.mine.statics())
                 arena = self.compiled.arena.snapshot() if self.setting.unsafe else []
@@ -167,8 +174,12 @@ class Run:
         return seen, found
 
     @contextlib.contextmanager
-    def _around(self, one: Round, found: list[Mismatch], step: int, adversaries: frozenset[str]) -> Iterator[None]:
+    def _around(
+        self, one: Round, found: list[Mismatch], step: int, adversaries: frozenset[str], mine: Mapping[str, Any]
+    ) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
+            if one.early:
+                stack.enter_context(before_launches(lambda: self._write_early(mine)))
             if one.order != "natural":
                 stack.enter_context(kernels_run_by(ordered(one.order, self.setting.seed + step)))
             recorded = self.compiled.recordings if one.fresh else {}
@@ -178,6 +189,26 @@ class Run:
             yield
             if "layouts" in adversaries and one.fresh:
                 found += self._layouts(step, recorded, self.compiled.recordings)
+
+    def _early_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
+        """Inputs that a host may write as soon as they are staged."""
+        kinds = ("staged", "buffer") if self.setting.buffers else ("staged",)
+        return [
+            n
+            for n, v in inputs.items()
+            if isinstance(v, torch.Tensor) and n in self.specs and self.specs[n].kind in kinds
+        ]
+
+    def _write_early(self, mine: Mapping[str, Any]) -> None:
+        """The next step's values, as far as they reach; where there are none, other ones in range."""
+        for name in self._early_inputs(mine):
+            place, coming = mine[name], self.next.get(name)
+            if isinstance(coming, torch.Tensor) and coming.dim() == place.dim() and coming.numel():
+                both = tuple(slice(0, min(a, b)) for a, b in zip(place.shape, coming.shape))
+                place[both] = coming[both].to(place.dtype)
+            elif place.numel():
+                self.noise.round = 1
+                self.noise(name, place)
 
     def _poison(self, one: Round, adversaries: frozenset[str]) -> None:
         """Noise in tails, and in memory of recordings that no step may count on."""
@@ -219,9 +250,12 @@ class Run:
         return [*self.model.named_buffers(), *self.model.named_parameters()]
 
     # ------------------------------------------------------------------------------------------------ comparing
-    def _seen(self, result: Any, model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Live outputs and all state, copied."""
-        seen = {f"output {i}": _kept(leaf) for i, leaf in enumerate(tree_leaves(result))}
+    def _seen(self, result: Any, model: Any, inputs: Mapping[str, Any], early: bool = False) -> dict[str, Any]:
+        """Live outputs and all state, copied. What the host has written by now (`early`) says nothing."""
+        rewritten = {inputs[n].untyped_storage()._cdata for n in self._early_inputs(inputs)} if early else set()
+        inputs = {n: t for n, t in inputs.items() if not _lies_in(t, rewritten)}
+        leaves = {f"output {i}": leaf for i, leaf in enumerate(tree_leaves(result))}
+        seen = {name: _kept(leaf) for name, leaf in leaves.items() if not _lies_in(leaf, rewritten)}
         if isinstance(model, torch.nn.Module):
             seen |= {f"state {n}": _kept(t) for n, t in (*model.named_buffers(), *model.named_parameters())}
         seen |= {f"input {n}": _kept(t) for n, t in inputs.items() if isinstance(t, torch.Tensor)}
@@ -272,15 +306,20 @@ class Run:
         """Node values of one round; the model is left as it was. What is not recorded yet is recorded first."""
         mine = self.mine.fresh(given)
         before = Snapshot(self.model, self.mine.statics())
-        with self._around(one, [], step, adversaries - {"layouts"}):
+        with self._around(replace(one, early=False), [], step, adversaries - {"layouts"}, mine):
             with self._seeded(step):
                 self.compiled(**mine)
             before.restore()
             self._poison(one, adversaries)
-            with self._seeded(step):
+            early = before_launches(lambda: self._write_early(mine)) if one.early else contextlib.nullcontext()
+            with self._seeded(step), early:
                 values = blame.replayed(lambda: self.compiled(**mine))
         before.restore()
         return values
+
+
+def _lies_in(value: Any, storages: set[int]) -> bool:
+    return isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in storages
 
 
 def _kept(leaf: Any) -> Any:

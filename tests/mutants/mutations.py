@@ -20,6 +20,12 @@ from capwise.passes import fill
 from capwise.runtime import arena, executor
 
 PASSES = Path("tests/passes")
+# Passes that are tested with others.
+ELSEWHERE = {
+    "launches": "tests/compiler/test_kernels_in_graphs.py",
+    "copy_back": "tests/passes/test_mutation.py",
+    "finish": "tests/passes/test_asynchronous.py",
+}
 ATEN = ("tests/ops/test_aten.py", "tests/passes/test_padding.py", "tests/compiler/transfer/test_families.py")
 FILLS = (
     "tests/compiler/runtime/test_arena.py",
@@ -48,8 +54,8 @@ def mutants() -> Iterator[Mutant]:
 def _passes() -> Iterator[Mutant]:
     for one in dict.fromkeys(pipeline.pipeline()):
         file = PASSES / f"test_{Path(inspect.getfile(one)).name}"
-        if one.name == "launches":
-            file = Path("tests/compiler/test_kernels_in_graphs.py")
+        if one.name in ELSEWHERE:
+            file = Path(ELSEWHERE[one.name])
         yield Mutant(f"pass {one.name} is identity", functools.partial(_identity, one), (str(file),))
 
 

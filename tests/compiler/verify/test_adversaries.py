@@ -142,8 +142,24 @@ def test_an_adversary_alone_finds_what_all_others_miss(fault, make_case):
     assert others.ok, str(others)
 
 
-def test_the_table_above_has_every_adversary():
-    assert {name for _, name, _ in FAULTS.values()} == set(ADVERSARIES)
+def test_the_tests_here_have_every_adversary():
+    assert {name for _, name, _ in FAULTS.values()} | {"writes"} == set(ADVERSARIES)
+
+
+def _metadata():
+    """Metadata in the front of a buffer of 16."""
+    return [{"x": torch.ones(t, 4), "n": (torch.arange(16) * t)[:t]} for t in (6, 5, 3)]
+
+
+def test_a_host_that_writes_early_is_seen_through_a_buffer_and_not_through_a_staged_input(make_case):
+    """The same model twice: read in place at replay, and copied before anything runs."""
+    in_place = make_case(lambda x, n: x + n[:, None], _metadata(), {"n": capwise.Buffer("T")})
+    alone = capwise.verify(in_place, adversaries=["writes"])
+    assert not alone.ok and alone.adversaries == ("writes",) and alone.first.op == "aten.add.Tensor"
+    assert capwise.verify(in_place, adversaries=[n for n in ADVERSARIES if n != "writes"]).ok
+    assert capwise.verify(in_place).ok  # a Buffer's owner orders its writes, unless it is asked for
+    staged = make_case(lambda x, n: x + n[:, None], _metadata(), {"n": ("T",)})
+    assert capwise.verify(staged, adversaries=["writes"]).ok
 
 
 class Right(nn.Module):
