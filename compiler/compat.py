@@ -817,13 +817,9 @@ def _key(key: Any) -> str:
     return str(key)
 
 
-def addresses_hold(tensors: list[torch.Tensor], addresses: list[int]) -> bool:
-    """Whether every tensor still lives where it did. One call where torch has it (builds for devices)."""
+def addresses_hold(tensors: list[torch.Tensor], addresses: list[int], indices: list[int]) -> bool:
+    """Whether every tensor still lives where it did. One call where torch has it (builds for devices), which takes
+    lists only; `indices` are those of all tensors."""
     if compare := getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None):
-        return bool(compare(tensors, addresses, list(range(len(tensors)))))  # torch 2.11 takes no range
+        return bool(compare(tensors, addresses, indices))
     return list(map(torch.Tensor.data_ptr, tensors)) == addresses
-
-
-def storage_uses(tensor: torch.Tensor) -> int:
-    """How many tensors and other holders share the memory of a tensor."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

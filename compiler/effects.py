@@ -221,6 +221,7 @@ class Holders:
                 self.others.append((container, key, tensor))
         self.tensors = list(tensors.values())
         self.addresses = [t.data_ptr() for t in self.tensors]
+        self._all = list(range(len(self.tensors)))
 
     def hold(self) -> bool:
         """Whether every tensor is still there, and where it was."""
@@ -228,7 +229,7 @@ class Holders:
             return False
         if self.others and not all(_get(c, k) is t for c, k, t in self.others):
             return False
-        return compat.addresses_hold(self.tensors, self.addresses)
+        return compat.addresses_hold(self.tensors, self.addresses, self._all)
 
 
 def _place(source: str, scope: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from capwise.facts import is_tensor, val
+from capwise.ops import aten
 from capwise.program import is_free
 from capwise.transfer.flow import SEAM, Flow, Hazard
 
@@ -20,7 +21,7 @@ def between_devices(flow: Flow, node: fx.Node) -> None:
     made = {t.device.type for t in tree_leaves(val(node)) if isinstance(t, torch.Tensor)}
     on_device = any(is_tensor(a) and val(a).device.type != "cpu" for a in node.all_input_nodes) or made - {"cpu"}
     host_made = "cpu" in made
-    if not host and not host_made or all(_is_constant(a) for a in host) and (host or _is_number(node)):
+    if not host and not host_made or _is_constant(node) or host and all(map(_is_constant, host)):
         return
     if not on_device:
         label = "a recording holds what the device does"
@@ -38,12 +39,9 @@ def between_devices(flow: Flow, node: fx.Node) -> None:
 
 
 def _is_constant(node: fx.Node) -> bool:
-    """Made of constants of the trace alone."""
+    """Made of constants of the trace alone: the same at every step."""
     if node.op == "get_attr":
         return True
-    return node.op == "call_function" and bool(node.all_input_nodes) and all(map(_is_constant, node.all_input_nodes))
-
-
-def _is_number(node: fx.Node) -> bool:
-    """A number as a tensor, such as a kernel takes by value."""
-    return is_tensor(node) and val(node).dim() == 0 and not node.all_input_nodes
+    if node.op != "call_function" or isinstance(node.target, torch._ops.OpOverload) and aten.is_random(node.target):
+        return False
+    return all(map(_is_constant, node.all_input_nodes))
