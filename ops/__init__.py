@@ -2,6 +2,7 @@
 
 from capwise.ops import (
     align_cache,
+    all_reduce,
     gdn_conv,
     gdn_scan,
     hyper_connection,
@@ -22,6 +23,7 @@ from capwise.ops import (
 
 __all__ = [
     "align_cache",
+    "all_reduce",
     "gdn_conv",
     "gdn_scan",
     "hyper_connection",

@@ -17,7 +17,7 @@ from capwise.models.qwen4_exp.layers import (
     ops,
     weight,
 )
-from capwise.models.qwen4_exp.ple import PLE
+from capwise.models.qwen4_exp.ple import PLE, Shard
 
 
 def metadata(
@@ -114,6 +114,7 @@ class Decoder(nn.Module):
         )
         self.final = HyperConnection(config, dtype, inject=False)
         self.head = weight(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.shard: Shard | None = None
 
     def forward(
         self,
@@ -150,7 +151,10 @@ class Decoder(nn.Module):
     def logits(self, x: torch.Tensor, query_start_loc: torch.Tensor, is_spec: torch.Tensor) -> torch.Tensor:
         """x [T, hc*H] -> [R, 1+S, V]."""
         rows = ops.logits_rows(self.final.read(x)[0], query_start_loc, is_spec, 1 + self.pools.num_spec)
-        return F.linear(rows, self.head)
+        if self.shard is None:
+            return F.linear(rows, self.head)
+        after = self.config.vocab_size - self.shard.first - self.shard.rows
+        return ops.all_reduce(F.pad(F.linear(rows, self.head), (self.shard.first, after)), self.shard.group)
 
     def fill_state_(self, generator: torch.Generator) -> None:
         fill_state_(self, generator)

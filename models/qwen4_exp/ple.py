@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -27,6 +28,14 @@ class Conv:
 
 OURS = Conv(torch.ops.capwise.ple_short_conv.default, torch.ops.capwise.ple_short_conv_state_.default)
 REFERENCE = Conv(short_conv_reference, short_conv_state_reference)
+
+
+class Shard(NamedTuple):
+    """A rank's part of the rows of a table: which is its first, how many, and with whom the rest is."""
+
+    first: int
+    rows: int
+    group: str
 
 
 class NgramIds(nn.Module):
@@ -91,6 +100,7 @@ class PLE(nn.Module):
     def __init__(self, config: Config, slots: int, layer: int = 0, conv: Conv = OURS, spare: int = 0) -> None:
         super().__init__()
         self.config = config
+        self.shard: Shard | None = None
         width, hidden = config.width, config.hidden_size
         self.ids = NgramIds(config, layer)
         self.table = nn.Parameter(torch.randn(config.table_rows(layer), config.ngram_head_dim), requires_grad=False)
@@ -114,7 +124,11 @@ class PLE(nn.Module):
         """hidden [T, hc*H]; the others as `build_batch` makes them -> [T, hc*H]; the slots of the step move on."""
         config = self.config
         ids = self.ids(input_ids, query_start_loc, ngram_context)
-        embedding = torch.ops.capwise.ple_table_gather(ids, self.table)
+        if self.shard is None:
+            embedding = torch.ops.capwise.ple_table_gather(ids, self.table)
+        else:  # what is in another rank's part reads as zeros here
+            mine = torch.ops.capwise.ple_table_gather(ids - self.shard.first, self.table)
+            embedding = torch.ops.capwise.all_reduce(mine, self.shard.group)
         key, value = self.key_value(embedding).split([config.width, config.hidden_size], dim=1)
         gated, normed = torch.ops.capwise.ple_gate(
             key,

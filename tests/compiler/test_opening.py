@@ -135,7 +135,8 @@ def test_what_is_not_understood_says_why(op):
 
 
 def test_every_shipped_op_is_one_or_the_other():
-    ours = {op for op in c.all_declared() if op.namespace == "capwise"}
+    # A collective is torch's own: it launches nothing that could be opened.
+    ours = {op for op in c.all_declared() if op.namespace == "capwise"} - {torch.ops.capwise.all_reduce.default}
     assert ours == {op for op in (*DERIVED, *UNKNOWN) if op.namespace == "capwise"}
 
 
