@@ -8,6 +8,9 @@ the layer that they look up there. Results go to buffers that the caller provide
 from __future__ import annotations
 
 import contextlib
+import copy
+import itertools
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -193,6 +196,73 @@ class OpaqueDecoder(nn.Module):
         gated, normed = ops.ple_gate(key, value, x, *norms, config.rms_norm_eps, config.hc_count)
         torch.ops.vendor.ple_short_conv(normed, gated, f"{name}.short_conv")
         return x + gated
+
+
+# Which copy of a model a step is of: its name is a constant of the graph that is traced from it.
+_NAMES = itertools.count()
+_MODELS: weakref.WeakValueDictionary[str, OpaqueDecoder] = weakref.WeakValueDictionary()
+_STEP = ("query_start_loc", "seq_lens", "block_table", "state_table", "num_accepted", "has_initial", "is_spec")
+
+
+@torch.library.custom_op("vendor::begin_step", mutates_args=())
+def begin_step(
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    state_table: torch.Tensor,
+    num_accepted: torch.Tensor,
+    has_initial: torch.Tensor,
+    is_spec: torch.Tensor,
+    ngram_context: torch.Tensor,
+    model: str,
+) -> torch.Tensor:
+    """Sets the context of a step, for a model that is called with the whole batch; returns input_ids, from which
+    everything that reads the context follows."""
+    requests = (query_start_loc, seq_lens, block_table, state_table, num_accepted, has_initial, is_spec)
+    batch = {"positions": positions, "ngram_context": ngram_context, **dict(zip(_STEP, requests))}
+    _stack[:] = [ForwardContext(batch, dict(_MODELS[model].decoder.named_modules()))]
+    return input_ids.clone()
+
+
+@begin_step.register_fake
+def _(
+    input_ids, positions, query_start_loc, seq_lens, block_table, state_table, num_accepted, has_initial, is_spec,
+    ngram_context, model,
+):  # fmt: skip
+    return torch.empty_like(input_ids)
+
+
+class Served(nn.Module):
+    """An opaque decoder and its engine in one: called like a decoder, with the whole batch."""
+
+    def __init__(self, model: OpaqueDecoder) -> None:
+        super().__init__()
+        self.model = model
+        self.name = f"model {next(_NAMES)}"
+        _MODELS[self.name] = model
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Served:
+        return Served(copy.deepcopy(self.model, memo))
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor,
+        state_table: torch.Tensor,
+        num_accepted: torch.Tensor,
+        has_initial: torch.Tensor,
+        is_spec: torch.Tensor,
+        ngram_context: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `OpaqueDecoder`."""
+        requests = (query_start_loc, seq_lens, block_table, state_table, num_accepted, has_initial, is_spec)
+        ids = torch.ops.vendor.begin_step(input_ids, positions, *requests, ngram_context, self.name)
+        return self.model(ids)
 
 
 # Which rows of the dependence table each vendor op holds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -10,6 +11,7 @@ from capwise.case import Case
 from capwise.models.qwen4_exp.batch import input_axes
 from capwise.models.qwen4_exp.config import Config
 from capwise.models.qwen4_exp.decoder import Decoder
+from capwise.models.qwen4_exp.opaque import OpaqueDecoder, Served
 from capwise.models.qwen4_exp.oracle import random_texts
 from capwise.models.qwen4_exp.pool import Pool
 from capwise.models.qwen4_exp.schedule import Schedule, Step
@@ -39,7 +41,7 @@ def steps(count: int, seed: int = 0) -> list[Step]:
     return list(islice(made, count))
 
 
-def decoder(count: int = 8, seed: int = 0) -> Case:
+def decoder(count: int = 6, seed: int = 0) -> Case:
     """One piece a bucket, no seam, whatever the mix of requests."""
     return Case(
         model=model(seed),
@@ -52,5 +54,12 @@ def decoder(count: int = 8, seed: int = 0) -> Case:
     )
 
 
+def closed(count: int = 6, seed: int = 0) -> Case:
+    """The same decoder with closed ops in place of everything that needs requests: each of them is a seam, and so is
+    the op that hands them the step."""
+    case = decoder(count, seed)
+    return replace(case, model=Served(OpaqueDecoder(case.model, REQUESTS)), name="Qwen4Exp decoder, closed ops")
+
+
 def cases() -> list[Case]:
-    return [decoder()]
+    return [decoder(), closed()]

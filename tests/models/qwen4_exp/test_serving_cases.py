@@ -88,6 +88,13 @@ def test_closed_kernels_become_seams_by_themselves(bodies):
     assert sorted(eager) == sorted([*opaque.HOLDS, *["vendor.gdn_attention_core.default"] * 2])
 
 
+def test_the_shipped_case_of_closed_ops_replays_as_eager_runs_it(bodies):
+    assert [case.name for case in serving_cases.cases()] == ["Qwen4Exp decoder", "Qwen4Exp decoder, closed ops"]
+    result = capwise.verify(serving_cases.closed(4))
+    assert result.ok and result.steps == 4, str(result)
+    assert {seam.op for seam in result.report.seams} == {*opaque.HOLDS, "vendor.begin_step.default"}
+
+
 def test_a_contract_that_takes_their_signature_at_its_word_is_not_believed(monkeypatch):
     """Every tensor argument is [T, ...]: declared row-local, as an engine's list that forgets them has it."""
     from capwise.ops import contract as contracts
@@ -105,6 +112,7 @@ def test_a_contract_that_takes_their_signature_at_its_word_is_not_believed(monke
     assert {(seam.op, seam.code) for seam in report.seams} == {(name, "CW003") for name in opaque.HOLDS}
 
 
-def test_a_vendor_op_without_an_engine_says_so():
+def test_a_vendor_op_without_an_engine_says_so(monkeypatch):
+    monkeypatch.setattr(opaque, "_stack", [])
     with pytest.raises(RuntimeError, match="vendor ops: expected a forward context around the step; got none"):
         torch.ops.vendor.ple_ngram_ids(torch.zeros(1, dtype=torch.int32), 4, "layers.1.ple.ids")
