@@ -44,12 +44,14 @@ class Launches(CompilerPass):
             if found is not None and found.contract is not None:
                 self._aliases(node, found.contract, tuple(found.contract.arguments), found.derived)
             if found is not None and found.source == "derived":
-                self._assumed(node, found.contract, found.derived is None)
+                self._assumed(node, found.contract, found.derived)
         return False
 
-    def _assumed(self, node: fx.Node, contract: Contract, opened: bool) -> None:
+    def _assumed(self, node: fx.Node, contract: Contract, found: Derivation | None) -> None:
         said = []
-        if opened:
+        for line in found.call.summary.seen.finite if found is not None else ():
+            said.append(f"the branch at line {line} of {node.target} multiplies what it masks with finite values")
+        if found is None:
             said.append(f"the contract of {node.target} was read off what it launches for sample calls")
         if any(isinstance(axes.tail, Last) for axes in contract.arguments.values()):
             said.append(f"{node.target} is given boundaries that never fall, and rows below the last of them")

@@ -17,18 +17,20 @@ from capwise.models import kernel_cases as k
 from capwise.runtime.kernel_call import call_of
 from capwise.testing import withheld_contracts
 
+tl = k.tl
+
 
 @k.jit
-def rounds_kernel(starts_ptr, out_ptr, requests, ROUNDS: k.tl.constexpr, SKIP: k.tl.constexpr):
-    t = k.tl.program_id(0)
+def rounds_kernel(starts_ptr, out_ptr, requests, ROUNDS: tl.constexpr, SKIP: tl.constexpr):
+    t = tl.program_id(0)
     low = 1
     high = 1 + requests
-    for _ in k.tl.static_range(ROUNDS):
+    for _ in tl.static_range(ROUNDS):
         middle = (low + high) // 2
-        before = k.tl.load(starts_ptr + middle, mask=middle <= requests, other=0) <= t
-        low = k.tl.where(before, middle + 1 + SKIP, low)
-        high = k.tl.where(before, high, middle)
-    k.tl.store(out_ptr + t, low - 1)
+        before = tl.load(starts_ptr + middle, mask=middle <= requests, other=0) <= t
+        low = tl.where(before, middle + 1 + SKIP, low)
+        high = tl.where(before, high, middle)
+    tl.store(out_ptr + t, low - 1)
 
 
 class WrittenOut(torch.nn.Module):
@@ -41,6 +43,31 @@ class WrittenOut(torch.nn.Module):
     def forward(self, x, starts):
         out = torch.empty(x.shape[0], dtype=torch.int32)
         rounds_kernel[(x.shape[0],)](starts, out, starts.shape[0] - 1, ROUNDS=self.rounds, SKIP=self.skip)
+        return out
+
+
+@k.jit
+def any_kernel(x_ptr, weight_ptr, out_ptr, tokens, B: tl.constexpr, H: tl.constexpr):
+    """Adds x * weight to rows of a positive first element; looks at none where no row of the tile has one."""
+    t = tl.program_id(0) * B + tl.arange(0, B)
+    h = tl.arange(0, H)
+    at = t[:, None] * H + h[None, :]
+    mine = (tl.load(x_ptr + t * H, mask=t < tokens, other=0.0) > 0) & (t < tokens)
+    total = tl.zeros((B, H), tl.float32)
+    if tl.max(mine.to(tl.int32), 0) > 0:
+        x = tl.load(x_ptr + at, mask=mine[:, None], other=0.0)
+        total += x * tl.load(weight_ptr + h)[None, :]
+    tl.store(out_ptr + at, total, mask=(t < tokens)[:, None])
+
+
+class AnyRow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.arange(1.0, k.WIDTH + 1))
+
+    def forward(self, x):
+        out = torch.empty_like(x)
+        any_kernel[(-(-x.shape[0] // 4),)](x, self.weight, out, x.shape[0], B=4, H=k.WIDTH)
         return out
 
 
@@ -244,6 +271,12 @@ def test_a_slot_times_a_row_size_in_32_bits_names_its_bound():
 def test_what_stays_within_earlier_rows_is_captured(what):
     result = capwise.verify(k.case(k.Tokens(what), "x"))
     assert result.ok and not result.report.seams
+
+
+def test_a_branch_taken_for_any_row_of_a_tile_leaves_rows_alone_as_long_as_weights_are_finite():
+    result = capwise.verify(k.case(AnyRow(), "x"))
+    assert result.ok and not result.report.seams
+    assert any("any_kernel" in said and "finite" in said for said in result.report.assumptions)
 
 
 SEAMS = {
