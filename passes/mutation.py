@@ -15,10 +15,11 @@ aten = torch.ops.aten
 
 
 class Mutation(CompilerPass):
-    """A mutation is lost iff its target is a copy of a value that lives on, and nothing reads the copy after it.
+    """A mutation is lost iff its target is a dense copy, made for the op's sake, of a value that lives on, and neither the
+    copy nor a result of the op is read after it.
 
     `view.contiguous()` is such a copy where the view has gaps, and the view itself where it has none: whether the write
-    arrives depends on the layout.
+    arrives depends on the layout. A plain `clone()` says that the write is not meant for its source.
     """
 
     name = "mutation"
@@ -30,7 +31,7 @@ class Mutation(CompilerPass):
         order = {node: i for i, node in enumerate(graph.nodes)}
         readers = _last_readers(graph, order)
         for node in graph.nodes:
-            if node.op != "call_function" or is_free(node):
+            if node.op != "call_function" or is_free(node) or node.users:
                 continue
             for target in written_arguments(node):
                 copy = _copy_behind(target)
@@ -48,17 +49,14 @@ class Mutation(CompilerPass):
         return held or readers[storage] > at
 
     def _add(self, node: fx.Node, copy: fx.Node, source: fx.Node) -> None:
-        asked = "memory_format" in copy.kwargs
         hazard = Hazard(
             "CW305",
             node,
             f"what {node.target} writes is lost: it writes to a copy of {source.name}",
-            f"{copy.name} is a dense copy of a view with strides {tuple(val(source).stride())}" if asked
-            else f"nothing reads {copy.name} after this",
+            f"{copy.name} is a dense copy of a view with strides {tuple(val(source).stride())}",
             (Remedy("back", "copy back", arg=copy, cost=1.0),),
             copy,
-            verdict="refuted" if asked else "assumed",
-        )  # fmt: skip
+        )
         reason = allowed(node, hazard.code)
         if reason is not None:
             hazard.verdict, hazard.chosen, hazard.notes = "assumed", Remedy("allow", "allow"), (f"allowed: {reason}",)
@@ -68,11 +66,11 @@ class Mutation(CompilerPass):
 
 
 def _copy_behind(target: fx.Node) -> fx.Node | None:
-    """The node that made the copy which a value is, or is a view of; None where it is no copy."""
+    """The node that made the dense copy which a value is, or is a view of; None where it is none."""
     node = target
     while node.op == "call_function" and is_free(node) and node.args and isinstance(node.args[0], fx.Node):
         node = node.args[0]
-    return node if node.op == "call_function" and node.target in (aten.clone.default, aten._to_copy.default) else None
+    return node if node.target is aten.clone.default and "memory_format" in node.kwargs else None
 
 
 def _last_readers(graph: fx.Graph, order: dict[fx.Node, int]) -> dict[int, int]:
