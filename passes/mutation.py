@@ -15,8 +15,8 @@ aten = torch.ops.aten
 
 
 class Mutation(CompilerPass):
-    """A mutation is lost iff its target is a dense copy, made for the op's sake, of a value that lives on, and neither the
-    copy nor a result of the op is read after it.
+    """A mutation is lost iff its target is a dense copy, made for the op's sake, of a value that lives on, and neither
+    the copy nor a result of the op is read after it.
 
     `view.contiguous()` is such a copy where the view has gaps, and the view itself where it has none: whether the write
     arrives depends on the layout. A plain `clone()` says that the write is not meant for its source.
