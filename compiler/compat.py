@@ -141,7 +141,7 @@ def run_interpreted(kernel: Any, grid: Any, **bound: Any) -> None:
         for parameter in kernel.params:  # the interpreter knows no bool that is not a constexpr
             if isinstance(arguments[parameter.name], bool) and not parameter.is_constexpr:
                 arguments[parameter.name] = int(arguments[parameter.name])
-            if parameter.annotation_type == "i64" and isinstance(arguments[parameter.name], int):
+            if getattr(parameter, "annotation_type", "") == "i64" and isinstance(arguments[parameter.name], int):
                 arguments[parameter.name] = _wide(arguments[parameter.name])
         executor = GridExecutor(body.rewrite(), body.arg_names, tuple(grid(arguments) if callable(grid) else grid))
         # The tensors are on the CPU already: no copy of whole storages there and back at each launch.
