@@ -234,6 +234,7 @@ def verify(
     histories: Annotated[int, typer.Option(metavar="N", parser=_at_least(1), help="How many orders to try.")] = 1,
     seed: Annotated[int, typer.Option(metavar="S", parser=_at_least(0), help="Of histories and poison.")] = 0,
     poison: Annotated[bool, typer.Option(help="Put harmful values into every tail.")] = True,
+    adversary: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one; may be repeated.")] = None,
     mlir: Annotated[bool, typer.Option("--mlir", help="Ask torch-mlir about captured ATen nodes too.")] = False,
     format: Format = "full",
 ) -> int:
@@ -249,6 +250,7 @@ def verify(
             from capwise.verify import verify as run
 
             given: dict[str, Any] = {"unsafe": unsafe, "device": device, "histories": histories, "seed": seed}
+            given |= {"adversaries": adversary} if adversary else {}
             results.append(run(case, poison=poison, mlir=mlir, **given, **options_for(case, defaults, {})))
     if format == "json":
         shapes = [result.to_dict() for result in results]
