@@ -292,7 +292,8 @@ class Run:
             if ticket is None:
                 return None
             history = found[0].kind == "history"
-            eager = {} if history else blame.interpreted(ticket, self.mine.fresh(given))
+            batch = self.compiled.admission.bind((), self.mine.fresh(given))
+            eager = {} if history else blame.interpreted(ticket, batch)
         except (IndexError, RuntimeError, ValueError):  # a replay that cannot finish has no values to compare
             return None
         pairs = [(values[0], other, False) for other in values[1:]] if history else [(v, eager, True) for v in values]
