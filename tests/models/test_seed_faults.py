@@ -1,6 +1,7 @@
 """The two seed faults on the tape: what a naive engine gets wrong, and that capwise does not."""
 
 import dataclasses
+from inspect import signature
 
 import pytest
 import torch
@@ -139,7 +140,7 @@ def _ple_case():
         batch = build_batch(step, config, num_spec=3)
         tokens = batch["input_ids"].shape[0]
         batch["hidden"] = torch.randn(tokens, config.hc_count * config.hidden_size)
-        batches.append(batch)
+        batches.append({name: value for name, value in batch.items() if name in signature(model.forward).parameters})
     names = list(batches[0])
     return Case(model, batches, inputs=input_axes(config, 3, names), capacity={"R": 8, "T": 32}, name="PLE")
 
