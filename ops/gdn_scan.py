@@ -39,6 +39,8 @@ from capwise.ops.launch import block, jit, on_triton, tl
 NULL_SLOT = 0
 EPS = 1e-6
 CHUNK = 64  # tokens that go through products of matrices together
+# Not all targets have matrix instructions for float32: what is unrolled in their place is kept small.
+CHUNK_FLOAT32 = 16
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
@@ -293,6 +295,7 @@ def _launch(
 ) -> None:
     tokens, requests = v.shape[0], query_start_loc.shape[0] - 1
     slots, heads, key_width, width = state.shape
+    chunk = min(chunk, CHUNK_FLOAT32) if k.dtype == torch.float32 else chunk
     long = chunk // 4
     request = state_table.stride(), has_initial.stride(0), num_accepted.stride(0), is_spec.stride(0)
     table_row, table_column, *per_request = *request[0], *request[1:]
@@ -420,7 +423,8 @@ def gdn_scan_(
         has_initial: bool [R], False for a request that starts here: its slot may hold anything.
         num_accepted: int [R], tokens of its last verify chunk that a request keeps, at least 1; read where is_spec.
         is_spec: bool [R], which requests verify drafts.
-        chunk: tokens that go through products of matrices together, a power of two, at least 16; 0 for none.
+        chunk: tokens that go through products of matrices together, a power of two, at least 16; 0 for none. Of
+            float32 no more than 16.
 
     Returns:
         [T, HV, DV] in v's dtype, dense.

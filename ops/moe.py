@@ -247,15 +247,17 @@ def _launch_route(logits, weights, experts) -> None:
     )
 
 
-def tile_rows(pairs: int, number: int) -> int:
+def tile_rows(pairs: int, number: int, most: int = 128) -> int:
     """Rows of a tile: about what an expert has if the pairs spread evenly; 16 is the least that a product takes."""
-    return min(max(_power_of_two(-(-pairs // number)), 16), 128)
+    return min(max(_power_of_two(-(-pairs // number)), 16), most)
 
 
 def _launch_experts(u, weights, experts, gate_up, down, out) -> None:
     (tokens, k), (number, hidden, inner) = experts.shape, down.shape
     pairs = tokens * k
-    tile = tile_rows(pairs, number)
+    # Not all targets have matrix instructions for float32: what is unrolled in their place is kept small.
+    most, edge = (128, 64) if u.dtype != torch.float32 else (16, 32)
+    tile = tile_rows(pairs, number, most)
     # Every expert may have a tile that is not full, and a tile has at least one pair.
     tiles = min(pairs // tile + number, pairs)
     places = u.new_empty(pairs, dtype=torch.int32)
@@ -278,7 +280,7 @@ def _launch_experts(u, weights, experts, gate_up, down, out) -> None:
         BLOCK=scan,
     )
     edges = {"TILE": tile, "num_warps": 8 if tile > 64 else 4}
-    block_n, block_k = max(16, block(inner, u, gpu=64, cpu=256)), max(16, block(hidden, u, gpu=64, cpu=256))
+    block_n, block_k = max(16, block(inner, u, gpu=edge, cpu=256)), max(16, block(hidden, u, gpu=edge, cpu=256))
     _moe_gate_up_kernel[(tiles, -(-inner // block_n))](
         u,
         gate_up,
@@ -294,7 +296,7 @@ def _launch_experts(u, weights, experts, gate_up, down, out) -> None:
         BLOCK_H=block_k,
         **edges,
     )
-    block_n, block_k = max(16, block(hidden, u, gpu=128, cpu=256)), max(16, block(inner, u, gpu=64, cpu=256))
+    block_n, block_k = max(16, block(hidden, u, gpu=2 * edge, cpu=256)), max(16, block(inner, u, gpu=edge, cpu=256))
     _moe_down_kernel[(tiles, -(-hidden // block_n))](
         act,
         down,

@@ -89,16 +89,20 @@ def test_reference_equals_a_loop_over_requests(seed, step):
 @settings(max_examples=6, deadline=None, database=None)
 @given(seed=st.integers(0, 10_000))
 def test_kernels_equal_reference(seed, step, strided):
-    """Any strides, noise in padded rows; requests of five tokens and more go by products of matrices."""
+    """Any strides, noise in the gaps; requests of five tokens and more, or nine, go by products of matrices."""
     dtype = (torch.float32, torch.float16)[seed % 2]
     call = {n: strided(t, seed + i) for i, (n, t) in enumerate(_call(step(seed).lengths, seed, dtype).items())}
-    _close(_run(call, True, chunk=16), _run(call), 2e-5 if dtype == torch.float32 else 4e-3)
+    wide = dtype == torch.float32
+    _close(_run(call, True, chunk=16 if wide else 32), _run(call), 2e-5 if wide else 4e-3)
 
 
 def test_chunk_after_chunk():
-    """One more token than a chunk, and whole ones; the decay of a whole chunk far below what float32 holds."""
-    call = _call((17, 2, 32), 5)
+    """One more token than a chunk, and whole ones; the decay of a whole chunk far below what float32 holds. Drafts
+    of more tokens than a short chunk has stay on the path that keeps a state for each."""
+    call = _call((17, 6, 32), 5)
     call["g"][::3] *= 30
+    call["state_table"][:] = torch.arange(1, 13).view(3, 4)
+    call["is_spec"] = torch.tensor([False, True, False])
     got = _run(call, True, chunk=16)
     _close(got, _run(call))
     _close(got, _run(call, True, chunk=0))
@@ -109,7 +113,7 @@ def test_keys_that_are_all_alike():
     call = _call((32,), 7)
     call["k"][:] = call["k"][:1]
     call["g"][:], call["beta"][:] = 0.0, 1.0
-    _close(_run(call, True, chunk=32), _by_request(call))
+    _close(_run(call, True, chunk=16), _by_request(call))
 
 
 def test_a_neighbour_changes_no_bit():
