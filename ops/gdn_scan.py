@@ -38,7 +38,9 @@ from capwise.ops.launch import block, jit, on_triton, tl
 
 NULL_SLOT = 0
 EPS = 1e-6
-CHUNK = 64  # tokens that go through products of matrices together
+# Tokens that go through products of matrices together. Products of 64 rows and more would go by Hopper's asynchronous
+# instructions, beside which the state does not fit into a thread's registers: no product here has so many.
+CHUNK = 32
 # Not all targets have matrix instructions for float32: what is unrolled in their place is kept small.
 CHUNK_FLOAT32 = 16
 
@@ -275,7 +277,8 @@ def _gdn_chunk_kernel(
             old, since = s.to(kind), tl.exp(decay)[:, None]
             right = beta[:, None] * (v - since * _product(k, old))
             u = _product(inverse, right.to(kind))
-            s = s * tl.exp(whole) + _product(tl.trans(k), (u * tl.exp(whole - decay)[:, None]).to(kind))
+            left = (u * tl.exp(whole - decay)[:, None]).to(kind)
+            s = s * tl.exp(whole) + tl.trans(_product(tl.trans(left), k))
             q = (_unit_rows(q_ptr, query_at, there, EPS) * scale).to(kind)
             pairs = _product(q, tl.trans(k))
             pairs = tl.where(i[:, None] >= i[None, :], pairs * tl.exp(decay[:, None] - decay[None, :]), 0.0)
@@ -352,7 +355,7 @@ def _launch(
         BLOCK_R=_power_of_two(requests),
         BLOCK_K=block_k,
     )
-    # A chunk's rows are what four warps multiply at once. Two programs a processor hide what loading ahead would.
+    # Several programs a processor hide what loading ahead would.
     _gdn_chunk_kernel[(requests, heads, -(-width // block_v))](
         *tensors,
         inverse,

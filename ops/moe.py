@@ -263,7 +263,7 @@ def _launch_experts(u, weights, experts, gate_up, down, out) -> None:
     places = u.new_empty(pairs, dtype=torch.int32)
     counts, plan = u.new_empty(number, dtype=torch.int32), u.new_empty(1 + 3 * tiles, dtype=torch.int32)
     act, y = u.new_empty(pairs, inner), u.new_empty(pairs, hidden)
-    scan = block(pairs, u, gpu=1024, cpu=4096)
+    scan = block(pairs, u, gpu=1024, cpu=64)
     strides = experts.stride()
     _moe_count_kernel[(number,)](experts, counts, tokens, *strides, K=k, BLOCK=scan)
     _moe_place_kernel[(number,)](

@@ -66,7 +66,7 @@ class Sizes:
     value_heads: int = 48
     key_width: int = 128
     value_width: int = 128
-    chunk: int = 64
+    chunk: int = 32
     experts: int = 64
     top_k: int = 10
     inner: int = 640
