@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from capwise import compat
 from capwise.axes import Axis
 from capwise.labels import Spec
 from capwise.program import Output, Program, Step, main_device
@@ -62,7 +63,7 @@ class Executor:
         self.pieces = dict(pieces)
         self.state: dict[str, Any] = {}
         self.moving: frozenset[str] = frozenset()
-        self._addresses: dict[str, int] = {}
+        self._addresses: tuple[list[torch.Tensor], list[int], list[int]] = ([], [], [])
         self.bound: dict[tuple[int, ...], Bound] = {}
         self.largest = dict(largest)
         self._symbols = sorted(program.space.sympy)
@@ -78,10 +79,9 @@ class Executor:
 
     def holds(self, state: Mapping[str, Any]) -> bool:
         """Whether these are the tensors that recordings were made for, each where it was."""
-        return all(
-            self.state.get(n) is t and self._addresses.get(n) == (t.data_ptr() if isinstance(t, torch.Tensor) else 0)
-            for n, t in state.items()
-        )
+        if not all(self.state.get(n) is t for n, t in state.items()):
+            return False
+        return compat.addresses_hold(*self._addresses)
 
     def rebind(self, state: Mapping[str, Any], moving: frozenset[str] = frozenset()) -> None:
         """Other tensors in place of the model's earlier ones. What was recorded read the earlier ones, and is dropped;
@@ -90,7 +90,8 @@ class Executor:
         before = {n: t for n, t in self.state.items() if n not in self.moving}
         kinds = {n: _kind(t) for n, t in self.state.items() if n in self.moving}
         self.state = dict(state)
-        self._addresses = {n: t.data_ptr() for n, t in state.items() if isinstance(t, torch.Tensor)}
+        tensors = [t for t in state.values() if isinstance(t, torch.Tensor)]
+        self._addresses = (tensors, [t.data_ptr() for t in tensors], list(range(len(tensors))))
         stays = moving == self.moving and all(kinds.get(n) == _kind(state[n]) for n in moving)
         stays = stays and all(state[n] is t for n, t in before.items())
         if not stays or not moving:
