@@ -1,4 +1,7 @@
-"""The pytest fixture `assert_replay_sound`. Imports nothing heavy until it is used."""
+"""The pytest fixture `assert_replay_sound`: `pytest_plugins = ["capwise.pytest_plugin"]` in a conftest brings it.
+
+It is no entry point: every pytest run of an environment that has capwise would import torch.
+"""
 
 from __future__ import annotations
 

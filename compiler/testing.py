@@ -1,7 +1,7 @@
 """For tests of programs and of ops that capwise compiles.
 
 `check_contract` executes an op under perturbation of every claim of its contract; `probe` drafts one. The pytest
-fixture `assert_replay_sound` is in `capwise.pytest_plugin`, which an installed capwise brings along.
+fixture `assert_replay_sound` is in `capwise.pytest_plugin`: `pytest_plugins = ["capwise.pytest_plugin"]`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -31,8 +28,3 @@ def test_a_model_or_a_case_that_is_right_passes(assert_replay_sound, make_case):
 def test_one_that_is_not_fails_with_its_node_and_history(assert_replay_sound):  # noqa: F811
     with pytest.raises(AssertionError, match=r"first differing node: sums .*\n.*shortest history: batches \[0\]"):
         assert_replay_sound(lambda x: torch.ops.plugin.sums(x), STEPS, inputs={"x": ("T", 4)})
-
-
-def test_an_installed_capwise_brings_the_fixture():
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"capwise": "capwise.pytest_plugin"}
