@@ -92,3 +92,17 @@ def test_contradicting_extents_are_refused(raises):
         ple_ngram_ids(_int32([1]), _int32([0, 1]), _int32([[1, 2], [3, 4]]), *tables, 9)
     with raises("at least one request"):
         ple_ngram_ids(_int32([1]), _int32([0]), torch.empty(0, 2, dtype=torch.int32), *tables, 9)
+
+
+def test_tables_may_be_strided():
+    """Every table is a column of a wider one, whose other column must not be read."""
+
+    def column(values):
+        return torch.stack([torch.tensor(values), torch.full((len(values),), 5)], 1)[:, 0]
+
+    call = (_int32([3, 4, 5, 6]), _int32([0, 3, 4]), _int32([[1, 2], [7, 8]]))
+    tables = ([3, 5, 7], [11, 13, 17, 19], [0, 11, 24, 41])
+    expected = ple_ngram_ids(*call, *map(torch.tensor, tables), 99)
+    with compat.interpreted():
+        got = ple_ngram_ids(*call, *map(column, tables), 99)
+    assert torch.equal(got, expected)
