@@ -164,7 +164,7 @@ def _launch(q, kv_cache, blocks, token_to_req, logical_pos, block_table, ratio, 
     tokens, heads, width = q.shape
     pages, page_size, _, kv_heads, _ = kv_cache.shape
     k = blocks.shape[1]
-    block_n = max(block(k * ratio, q, gpu=64 // q.element_size(), cpu=256), 16)
+    block_n = max(block(k * ratio, q, gpu=64 // q.element_size(), cpu=32), 16)
     block_d = max(power_of_two(width), 16)
     most = k * ratio + ratio - 1
     splits = MANY_SPLITS if tokens <= FEW_TOKENS else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,6 +53,37 @@ def test_kernels_equal_references_over_any_strides(name, step, strided):
         call = {n: strided(v, seed + i) if isinstance(v, torch.Tensor) else v for i, (n, v) in enumerate(call.items())}
         for right, got in zip(_results(op, call, False), _results(op, call, True), strict=True):
             torch.testing.assert_close(got, right, equal_nan=True, **({"rtol": 2e-3, "atol": 2e-3} if half else {}))
+
+
+@pytest.mark.parametrize("few", (0, 128), ids=("whole", "in parts"))
+def test_what_a_token_sees_takes_many_tiles(few, monkeypatch):
+    """Later tiles hold larger logits than earlier ones, and smaller ones: sums are brought to one maximum."""
+    monkeypatch.setattr("capwise.ops.sparse_attention.FEW_TOKENS", few)
+    attention = replace(SMALL.attention, chosen=150, table=100, heads=1, query_heads=2)
+    call = sample("sparse_attention", (2,), replace(SMALL, attention=attention), 3)
+    assert int(call["logical_pos"].min()) > 300
+    cache, pages = call["kv_cache"].clone(), call["block_table"][0].long()
+    for growing in (torch.linspace(0.1, 3, 100), torch.linspace(3, 0.1, 100)):
+        call["kv_cache"][pages] = cache[pages] * growing[:, None, None, None, None]
+        (right, *_), (got, *_) = (_results(sparse_attention, call, kernel) for kernel in (False, True))
+        torch.testing.assert_close(got, right, rtol=1e-5, atol=1e-5)
+
+
+@BOTH
+def test_a_ring_holds_the_last_keys_of_a_chunk(kernel):
+    call = sample("qsa_commit_", (1, 0, 6, 3), SMALL, 2)
+    ring, where = call["ring"].clone(), call["ring_positions"].clone()
+    cap, slots, t = ring.shape[1], call["state_indices"].tolist(), 0
+    for r, n in enumerate((1, 0, 6, 3)):
+        for j in range(n):
+            place = (int(call["seq_lens"][r]) - n + j) % cap
+            if slots[r] and n - j <= cap:
+                ring[slots[r], place], where[slots[r], place] = call["raw_key"][t], call["positions"][:, t]
+            t += 1
+    assert slots.count(0) == 1
+    with body(kernel):
+        qsa_commit_(**call)
+    assert torch.equal(call["ring"], ring) and torch.equal(call["ring_positions"], where)
 
 
 def _is_float(value) -> bool:
