@@ -22,7 +22,7 @@ def body(kernel: bool):
 
 
 @BOTH
-@settings(max_examples=20, deadline=None, database=None)
+@settings(max_examples=12, deadline=None, database=None)
 @given(seed=st.integers(0, 10_000), pad=st.sampled_from((0, 3)))
 def test_tokens_find_their_request_position_and_slot(kernel, seed, pad, step, strided, junk):
     """Tokens and requests past the live ones, empty requests, null pages and tables too short; any strides."""
@@ -48,7 +48,7 @@ def test_tokens_find_their_request_position_and_slot(kernel, seed, pad, step, st
 
 
 @BOTH
-@settings(max_examples=15, deadline=None, database=None)
+@settings(max_examples=8, deadline=None, database=None)
 @given(seed=st.integers(0, 10_000), width=st.integers(1, 4), dtype=st.sampled_from((torch.float32, torch.bfloat16)))
 def test_logits_rows_are_the_last_or_every_row(kernel, seed, width, dtype, step, strided):
     batch, generator = step(seed), torch.Generator().manual_seed(seed)
