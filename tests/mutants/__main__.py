@@ -22,6 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE))
+# Seconds that one mutant's tests may take; unbroken code runs all of them, and gets more.
 LIMIT = 400
 
 
@@ -92,7 +93,7 @@ def _run(jobs: Sequence[Job], count: int, baseline: bool) -> dict[str, list[str]
             if child == 0:
                 _child(apply, ([] if baseline else ["-x"]) + list(tests), log)
             running[child] = Running(name, time.monotonic(), log)
-        for child, what, status in _ended(running):
+        for child, what, status in _ended(running, LIMIT * 4 if baseline else LIMIT):
             code = os.waitstatus_to_exitcode(status)
             if baseline:
                 other[what.name] = _failed(what.log, code)
@@ -105,12 +106,12 @@ def _run(jobs: Sequence[Job], count: int, baseline: bool) -> dict[str, list[str]
     return other
 
 
-def _ended(running: dict[int, Running]) -> Iterator[tuple[int, Running, int]]:
+def _ended(running: dict[int, Running], limit: float) -> Iterator[tuple[int, Running, int]]:
     for child, what in list(running.items()):
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             yield child, what, status
-        elif time.monotonic() - what.since > LIMIT:
+        elif time.monotonic() - what.since > limit:
             os.killpg(child, signal.SIGKILL)
     time.sleep(0.05)
 
