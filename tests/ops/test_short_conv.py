@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -182,15 +183,16 @@ def test_rejected_drafts_leave_no_trace(seed, dilation, kernel):
     assert bool(state[:2].isnan().all())
 
 
-def test_what_a_verify_chunk_leaves_in_its_slot():
-    """history[1:] ++ chunk, in L - 1 + n columns; the columns after those stay."""
-    x, state = torch.arange(2.0)[:, None] + 100, torch.arange(12.0).view(2, 1, 6).clone()
+@pytest.mark.parametrize(("accepted", "window"), [(3, [9, 10]), (9, [10, 11]), (0, [7, 8])])
+def test_what_a_verify_chunk_leaves_in_its_slot(accepted, window):
+    """history[1:] ++ chunk, in L - 1 + n columns; those after stay. The count is cut to what a slot holds."""
+    x, state = torch.arange(2.0)[:, None] + 100, torch.arange(18.0).view(3, 1, 6).clone()
     request = torch.tensor([0, 2]), torch.tensor([1]), torch.tensor([True])
     for context in (compat.interpreted(), torch.no_grad()):
         with context:
             after = state.clone()
-            ple_short_conv_state_(x, after, *request, 3, torch.tensor([3]), torch.tensor([True]))
-            assert after[1, 0].tolist() == [9, 10, 100, 101, 10, 11] and torch.equal(after[0], state[0])
+            ple_short_conv_state_(x, after, *request, 3, torch.tensor([accepted]), torch.tensor([True]))
+            assert after[1, 0].tolist() == [*window, 100, 101, 10, 11] and torch.equal(after[::2], state[::2])
 
 
 @settings(max_examples=12, deadline=None, database=None)
