@@ -53,12 +53,18 @@ EXTENTS = ((1536, 64), (1536, 12), (700, 12), (331, 64), (3, 2), (2, 1))
 
 
 def catalogue(sizes: Sizes | None = None, extents: Iterable[tuple[int, int]] = EXTENTS) -> dict[str, list[Recorded]]:
-    """Kernel -> its launches at several (T, R), over all ops."""
+    """Kernel -> its launches at several (T, R), over all ops. Where a second op launches a kernel, with other
+    constants, it is another row: `name#2`."""
     found: dict[str, list[Recorded]] = {}
+    users: dict[str, list[str]] = {}
     for tokens, requests in extents:
         lengths = [tokens // requests] * (requests - 1)
         lengths.append(tokens - sum(lengths))
         for op in CALLS:
             for launch in op_launches(op, lengths, sizes or Sizes()):
-                found.setdefault(launch.name, []).append(launch)
+                ops = users.setdefault(launch.name, [])
+                if op not in ops:
+                    ops.append(op)
+                label = f"{launch.name}#{ops.index(op) + 1}" if ops.index(op) else launch.name
+                found.setdefault(label, []).append(launch)
     return found

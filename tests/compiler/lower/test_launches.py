@@ -118,6 +118,8 @@ def test_the_grids_of_the_shipped_kernels():
         "_ple_gate_kernel": ("cdiv(T, BLOCK_T)", "2"),
         "_short_conv_kernel": ("cdiv(T, BLOCK_T)", "1"),
         "_short_conv_state_kernel": ("R", "1"),
+        "_short_conv_kernel#2": ("cdiv(T, BLOCK_T)", "1"),
+        "_short_conv_state_kernel#2": ("R", "1"),
         "_table_gather_fp8_kernel": ("cdiv(4 * T, BLOCK_N)",),
         "_gdn_step_kernel": ("R", "2", "1"),
         "_gdn_solve_kernel": ("T // CHUNK + R", "2"),
