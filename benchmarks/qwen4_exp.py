@@ -3,6 +3,7 @@
     python benchmarks/qwen4_exp.py [--tokens 2000]            logits against transformers over random schedules
     python benchmarks/qwen4_exp.py --device cuda --part check  every step of a mixed history against eager, in float32
     python benchmarks/qwen4_exp.py --device cuda --part time   step and host time, in bfloat16
+    python benchmarks/qwen4_exp.py --device cuda --part ranks  two GPUs: table and head split, against the whole model
 
 The device model has released layer sizes, 12 layers and 64 experts, and an n-gram table that fits. The floor is one
 graph of exactly the batch that is timed, recorded by hand around the same lowered pieces, with no staging, fills or
@@ -21,9 +22,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import capwise
 from capwise.models.qwen4_exp import Config, Decoder, Request, build_batch, input_axes, oracle
+from capwise.models.qwen4_exp.parallel import agree, run_ranks, shard_
 from capwise.models.qwen4_exp.pool import Pool
 
 PAGE, MAX_BLOCKS, REQUESTS = 16, 128, 64
@@ -245,11 +248,38 @@ def _ratio(cells: dict[str, tuple[float, float]], one: str, other: str) -> str:
     return f"{cells[one][0] / cells[other][0]:.2f}" if one in cells and other in cells else ""
 
 
+def ranks(device: str, config: Config, num_spec: int, steps: int, lower: str) -> None:
+    """Two ranks, each with half of the n-gram table and of the head, against the whole model on the same rank."""
+    backend = "nccl" if device == "cuda" else "gloo"
+    found = run_ranks(one_rank, 2, (device, config, num_spec, steps, lower), backend, seconds=570)
+    print("| rank | steps | worst difference | pieces | seams | guard misses |\n|---|---|---|---|---|---|")
+    for rank, cells in enumerate(found):
+        print(f"| {rank} | {steps} | {cells[0]:.2e} | {' | '.join(map(str, cells[1:]))} |")
+
+
+def one_rank(
+    rank: int, world: int, device: str, config: Config, num_spec: int, steps: int, lower: str
+) -> tuple[float, int, int, int]:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    whole = make(config, num_spec, torch.float32, device)
+    mine = shard_(twin(whole), rank, world, dist.group.WORLD.group_name)
+    run = compiled(mine, num_spec, lower=lower)
+    worst = 0.0
+    for batch in history(Traffic(config, num_spec, device), steps):
+        agree(batch)
+        with torch.no_grad():
+            want = whole(**batch)
+        worst = max(worst, *(far(a, b) for a, b in zip(want, run(**batch))))
+    return worst, run.report.pieces, len(run.report.seams), run.misses
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", type=int, default=2000, help="how many to compare with transformers")
-    parser.add_argument("--part", choices=("check", "time"), default="check")
+    parser.add_argument("--part", choices=("check", "time", "ranks"), default="check")
     parser.add_argument("--sizes", choices=("released", "tiny"), default="released")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--experts", type=int, default=64)
@@ -266,6 +296,9 @@ def main() -> None:
     where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     print(f"{where}, torch {torch.__version__}, {config.num_hidden_layers} layers, {config.num_experts} experts\n")
     torch.backends.cuda.matmul.allow_tf32 = False
+    if args.part == "ranks":
+        ranks(args.device, config, args.spec, args.steps, args.lower)
+        return
     dtype = torch.float32 if args.part == "check" else torch.bfloat16
     model = make(config, args.spec, dtype, args.device)
     if args.part == "check":

@@ -66,7 +66,7 @@ def agree(batch: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None = N
         ValueError: on every rank, where they differ; names both extents.
     """
     mine = {"T": batch["input_ids"].shape[0], "R": batch["query_start_loc"].shape[0] - 1}
-    both = torch.tensor([v for extent in mine.values() for v in (extent, -extent)])
+    both = torch.tensor([v for extent in mine.values() for v in (extent, -extent)], device=batch["input_ids"].device)
     dist.all_reduce(both, dist.ReduceOp.MAX, group)
     for i, (name, extent) in enumerate(mine.items()):
         most, least = int(both[2 * i]), -int(both[2 * i + 1])
