@@ -25,6 +25,8 @@ ELSEWHERE = {
     "launches": "tests/compiler/test_kernels_in_graphs.py",
     "copy_back": "tests/passes/test_mutation.py",
     "finish": "tests/passes/test_asynchronous.py",
+    "read_format": "tests/passes/test_formats.py",
+    "widen": "tests/compiler/test_kernels_in_graphs.py",
 }
 ATEN = ("tests/ops/test_aten.py", "tests/passes/test_padding.py", "tests/compiler/transfer/test_families.py")
 FILLS = (
