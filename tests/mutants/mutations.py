@@ -22,11 +22,11 @@ from capwise.runtime import arena, executor
 PASSES = Path("tests/passes")
 # Passes that are tested with others.
 ELSEWHERE = {
-    "launches": "tests/compiler/test_kernels_in_graphs.py",
+    "launches": "tests/passes/test_launches.py",
     "copy_back": "tests/passes/test_mutation.py",
     "finish": "tests/passes/test_asynchronous.py",
     "read_format": "tests/passes/test_formats.py",
-    "widen": "tests/compiler/test_kernels_in_graphs.py",
+    "widen": "tests/passes/test_launches.py",
 }
 ATEN = ("tests/ops/test_aten.py", "tests/passes/test_padding.py", "tests/compiler/transfer/test_families.py")
 FILLS = (
