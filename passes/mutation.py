@@ -15,11 +15,12 @@ aten = torch.ops.aten
 
 
 class Mutation(CompilerPass):
-    """A mutation is lost iff its target is a dense copy, made for the op's sake, of a value that lives on, and neither
-    the copy nor a result of the op is read after it.
+    """A mutation is lost iff its target is a dense copy, made for a custom op's sake, of a value that lives on, and
+    nothing else reads the copy or a result of the op.
 
-    `view.contiguous()` is such a copy where the view has gaps, and the view itself where it has none: whether the write
-    arrives depends on the layout. A plain `clone()` says that the write is not meant for its source.
+    `op_(view.contiguous())` writes to a copy where the view has gaps, and to the view itself where it has none: whether
+    the write arrives depends on the layout. A `clone()`, or a copy that the model itself reads or writes in place, is
+    the model's own.
     """
 
     name = "mutation"
@@ -31,11 +32,11 @@ class Mutation(CompilerPass):
         order = {node: i for i, node in enumerate(graph.nodes)}
         readers = _last_readers(graph, order)
         for node in graph.nodes:
-            if node.op != "call_function" or is_free(node) or node.users:
+            if not _is_custom(node) or node.users:
                 continue
             for target in written_arguments(node):
                 copy = _copy_behind(target)
-                if copy is None or readers[storage_of(val(copy))] > order[node]:
+                if copy is None or any(reader is not node for reader in _readers(copy)):
                     continue
                 source = copy.args[0]
                 assert isinstance(source, fx.Node)
@@ -63,6 +64,19 @@ class Mutation(CompilerPass):
         elif self.state.options.repair != "none":
             hazard.chosen = hazard.remedies[0]
         self.state.hazards.append(hazard)
+
+
+def _is_custom(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims")
+
+
+def _readers(copy: fx.Node) -> list[fx.Node]:
+    """Who takes a value or a view of it."""
+    found, stack = list[fx.Node](), [copy]
+    while stack:
+        for user in stack.pop().users:
+            (stack if user.op == "call_function" and is_free(user) else found).append(user)
+    return found
 
 
 def _copy_behind(target: fx.Node) -> fx.Node | None:

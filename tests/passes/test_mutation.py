@@ -5,21 +5,41 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from capwise.ops.contract import Axes, Contract, contract
+
 WIDTH = 4
+
+
+@torch.library.custom_op("mutation_tests::add_one_", mutates_args={"x"})
+def add_one_(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+@add_one_.register_fake
+def _(x):
+    return None
+
+
+@contract("mutation_tests::add_one_")
+def _() -> Contract:
+    return Contract(rows={"x": Axes((None,), write=True)}, locality="row")
 
 
 class Column(nn.Module):
     """Adds to a column of a table through `how` of it."""
 
-    def __init__(self, how, back: bool = False) -> None:
+    def __init__(self, how, back: bool = False, in_place: bool = False) -> None:
         super().__init__()
-        self.how, self.back = how, back
+        self.how, self.back, self.in_place = how, back, in_place
         self.register_buffer("table", torch.ones(3, 2))
 
     def forward(self, x):
         column = self.table[:, 0]
         dense = self.how(column)
-        dense.add_(1)
+        if self.in_place:
+            dense.zero_()
+        else:
+            add_one_(dense)
         if self.back:
             column.copy_(dense)
         return x + column.sum()
@@ -56,16 +76,19 @@ def test_a_write_to_a_dense_copy_is_carried_back(make_case, program_of, replays,
     assert (found.verdict, found.repair, found.severity) == ("refuted", "copy back", "note")
 
 
-class Scratch(Column):
-    """The op may use its argument as scratch: what it returns is what counts."""
+class ReadBefore(Column):
+    """The copy is the model's own: it has read it."""
 
     def forward(self, x):
-        dense = self.how(self.table[:, 0])
-        return x + dense.add_(1).sum()
+        dense = self.table[:, 0].contiguous()
+        total = dense.sum()
+        add_one_(dense)
+        return x + total
 
 
 def test_a_clone_that_is_asked_for_is_meant(make_case, program_of, replays):
-    for model in (Column(torch.Tensor.clone), Scratch(torch.Tensor.contiguous)):
+    in_place = Column(torch.Tensor.contiguous, in_place=True)
+    for model in (Column(torch.Tensor.clone), in_place, ReadBefore(None)):
         assert not _findings(program_of(make_case(model)))
         replays(make_case(model))
 
