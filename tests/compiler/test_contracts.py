@@ -33,7 +33,7 @@ def test_then_the_table_then_tags():
 
 
 def test_what_nobody_speaks_for_is_unknown():
-    assert find(_node(A.grid_sampler_2d.default)) is UNKNOWN
+    assert find(_node(A.resize_.default)) is UNKNOWN
     assert find(_node(torch.ops.higher_order.cond)) is UNKNOWN
 
 

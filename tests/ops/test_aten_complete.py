@@ -8,12 +8,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from capwise.ops import aten
 
+# Unknown on purpose: a seam.
+SEAMS = {"aten.resize_.default": "a tensor that changes its own size has no captured extent"}
+
 
 def _core():
-    for name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, name)
-        if isinstance(packet, torch._ops.OpOverloadPacket):
-            yield from (op for o in packet.overloads() if torch.Tag.core in (op := getattr(packet, o)).tags)
+    """From the dispatcher: the packet's own listing holds what somebody asked for before."""
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        if namespace == "aten":
+            op = getattr(getattr(torch.ops.aten, base), overload or "default")
+            if torch.Tag.core in op.tags:
+                yield op
 
 
 def _has_rule(op):
@@ -24,13 +31,14 @@ def _has_rule(op):
 def test_every_core_overload_has_a_rule():
     core = list(_core())
     assert len(core) > 180
-    assert not [str(op) for op in core if not _has_rule(op)]
+    assert [str(op) for op in core if not _has_rule(op)] == list(SEAMS)
 
 
 def test_a_core_overload_without_a_row_is_found(monkeypatch):
     monkeypatch.setattr(aten, "TABLE", {n: r for n, r in aten.TABLE.items() if n != "avg_pool2d"})
     monkeypatch.setattr(aten, "row", aten.row.__wrapped__)
-    assert [op for op in _core() if not _has_rule(op)] == [torch.ops.aten.avg_pool2d.default]
+    missing = {str(op) for op in _core() if not _has_rule(op)}
+    assert missing == {*SEAMS, "aten.avg_pool2d.default"}
 
 
 def test_every_family_has_a_transfer_function():
