@@ -134,8 +134,9 @@ def results(out: Any) -> list[torch.Tensor]:
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest |a - b| / max(1, |b|)."""
-    return ((a - b).abs() / b.abs().clamp(min=1)).max().item()
+    """The largest |a - b| / max(1, |b|, root mean square of b): a sum that cancels is as exact as its terms."""
+    least = max(1.0, b.square().mean().sqrt().item()) if b.numel() else 1.0
+    return ((a - b).abs() / b.abs().clamp(min=least)).max().item() if b.numel() else 0.0
 
 
 def main() -> None:
