@@ -215,9 +215,18 @@ def _extents(accesses: Sequence[Access], machine: Machine) -> list[tuple[Poly | 
     for access in accesses:
         key = (access.poly, access.guards, access.mask, access.loops, access.reason)
         if key not in done:
-            done[key] = (None, frozenset[str]()) if access.reason else extent(access, machine.assumed)
+            done[key] = _extent(access, machine)
         out.append(done[key])
     return out
+
+
+def _extent(access: Access, machine: Machine) -> tuple[Poly | None, frozenset[str]]:
+    if not access.reason:
+        try:
+            return extent(access, machine.assumed)
+        except RecursionError:  # bounds of bounds without end: as good as none
+            pass
+    return None, frozenset()
 
 
 def _axes(accesses: Sequence[Access]) -> tuple[Axis, ...]:

@@ -76,3 +76,14 @@ def test_a_kernel_takes_a_fifth_of_a_second_on_average(kernel):
 def test_public_names_have_docstrings():
     for name in capwise.kernel_access.__all__:
         assert getattr(capwise.kernel_access, name).__doc__, name
+
+
+def test_bounds_without_end_are_unknown(kernel, monkeypatch):
+    """The offset itself is followed; how far it reaches is not known, and that is said."""
+
+    def endless(access, assumed):
+        raise RecursionError
+
+    monkeypatch.setattr("capwise.kernel_access.summary.extent", endless)
+    found = rows(summarize(kernel("slot_unit")))
+    assert found and all("unknown" in row["extent"] and row["verdict"] == "unknown" for row in found)
