@@ -176,6 +176,7 @@ BY_INDEX = {
     "by gather": (lambda x, starts, row, scale: x.gather(1, (row % 4)[:, None]), 0),
     "last token of each request": (lambda x, starts, row, scale: x[starts[1:] - 1], 0),
     "first token of each request": (lambda x, starts, row, scale: x[starts[:-1]], 0),
+    "first token of each request marked": (lambda x, starts, row, scale: x.index_fill(0, starts[:-1].long(), 0.5), 0),
     "sums over tokens of a request": (_sums, 0),
     "counts of tokens of a request": (_counts, 0),
     "lengths": (lambda x, starts, row, scale: (starts[1:] - starts[:-1]) * scale, 0),
