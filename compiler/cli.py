@@ -329,7 +329,7 @@ def kernels(
     recorded = None
     if case is not None:
         with _step("recording", case):
-            from capwise.recorded import record_signatures
+            from capwise.signatures import record_signatures
 
             recorded = record_signatures(_load(case)[0])
     with _step("reading", source):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -72,8 +71,3 @@ def _type(parameter: Any, value: Any) -> str:
     if isinstance(known, (torch.SymInt, torch.SymBool, torch.SymFloat)):
         return {torch.SymInt: "i32", torch.SymBool: "i1", torch.SymFloat: "fp32"}[type(known)]
     return triton_type(parameter.name, known)
-
-
-def arguments_of(call: KernelCall, node: fx.Node) -> Mapping[str, Any]:
-    """A kernel node's arguments by name, the grid's three among them."""
-    return {a.name: value for a, value in zip(call.op._schema.arguments, node.args)}

@@ -22,7 +22,7 @@ from __future__ import annotations
 import torch
 
 from capwise.ops.contract import Any, Axes, Contract, PerRequest, Slots, contract
-from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 
 NULL_SLOT = 0
 TILE = 2048  # elements a program moves, where the requests leave a choice
@@ -98,14 +98,10 @@ def _align_copy_kernel(
     tl.store(state_ptr + destination[:, None] * state_slot + at, old, mask=moves)
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _launch_shift(state, sources, destinations, biases) -> None:
     slots, channels, width = state.shape
     requests = sources.shape[0]
-    block_r, block_w = _power_of_two(requests), _power_of_two(width)
+    block_r, block_w = power_of_two(requests), power_of_two(width)
     block_c = block(channels, state, gpu=max(TILE // (block_r * block_w), 1), cpu=1024)
     _align_shift_kernel[(-(-channels // block_c),)](
         state,
@@ -129,7 +125,7 @@ def _launch_shift(state, sources, destinations, biases) -> None:
 def _launch_copy(state, sources, destinations) -> None:
     requests = sources.shape[0]
     slots, elements = state.shape
-    block_r = _power_of_two(requests)
+    block_r = power_of_two(requests)
     block_e = block(elements, state, gpu=max(TILE // block_r, 32), cpu=4096)
     _align_copy_kernel[(-(-elements // block_e),)](
         state,

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import torch
 
-from capwise.ops.contract import Any, Axes, Contract, Rows, contract
+from capwise.ops.contract import contract
 from capwise.ops.launch import on_triton
 from capwise.ops.short_conv import (
     check_extents,
     launch_output,
     launch_state,
-    request_axes,
+    short_conv_contract,
     short_conv_reference,
+    short_conv_state_contract,
     short_conv_state_reference,
 )
 
@@ -102,25 +103,6 @@ def _(x, state, query_start_loc, state_indices, has_initial, num_accepted, is_sp
     return None
 
 
-@contract("capwise::gdn_conv")
-def gdn_conv_contract() -> Contract:
-    return Contract(
-        rows={
-            "x": Rows("T", None, tail=Any()),
-            "weight": Axes((None, None)),
-            "state": Axes((None, None, None)),
-            "out": Rows("T", None, write=True),
-        },
-        requests=request_axes(),
-        locality="segment",
-    )
-
-
-@contract("capwise::gdn_conv_state_")
-def gdn_conv_state_contract() -> Contract:
-    return Contract(
-        rows={"x": Rows("T", None, tail=Any()), "state": Axes((None, None, None), write=True)},
-        requests=request_axes(),
-        locality="segment",
-        state=("state",),
-    )
+# The same argument for argument: only the dilation is fixed here.
+contract("capwise::gdn_conv")(short_conv_contract)
+contract("capwise::gdn_conv_state_")(short_conv_state_contract)

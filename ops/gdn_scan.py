@@ -34,7 +34,7 @@ from __future__ import annotations
 import torch
 
 from capwise.ops.contract import Any, Axes, Boundaries, Contract, Last, PerRequest, Rows, Slots, contract
-from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 
 NULL_SLOT = 0
 EPS = 1e-6
@@ -289,10 +289,6 @@ def _gdn_chunk_kernel(
         tl.store(state_ptr + state_at, s, mask=inside)
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _launch(
     q, k, v, g, beta, state, query_start_loc, state_table, has_initial, num_accepted, is_spec, chunk, out
 ) -> None:
@@ -326,12 +322,12 @@ def _launch(
         *sizes,
         *strides,
         **fixed,
-        BLOCK_K=_power_of_two(key_width),
+        BLOCK_K=power_of_two(key_width),
         BLOCK_V=block_v,
     )
     if not chunk or tokens <= long:
         return
-    block_k, block_v = max(_power_of_two(key_width), 16), max(block(width, v, gpu=32, cpu=256), 16)
+    block_k, block_v = max(power_of_two(key_width), 16), max(block(width, v, gpu=32, cpu=256), 16)
     chunks = tokens // chunk + requests
     inverse = k.new_empty(chunks, heads, chunk, chunk)
     _gdn_solve_kernel[(chunks, heads)](
@@ -352,7 +348,7 @@ def _launch(
         is_spec.stride(0),
         **fixed,
         CHUNK=chunk,
-        BLOCK_R=_power_of_two(requests),
+        BLOCK_R=power_of_two(requests),
         BLOCK_K=block_k,
     )
     # Several programs a processor hide what loading ahead would.

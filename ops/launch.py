@@ -22,7 +22,7 @@ try:
 except ImportError:  # a CPU machine without Triton
     triton = tl = None
 
-__all__ = ["block", "device_tiles", "jit", "on_triton", "tl"]
+__all__ = ["block", "device_tiles", "jit", "on_triton", "power_of_two", "tl"]
 
 _DEVICE_TILES: ContextVar[bool] = ContextVar("capwise_device_tiles", default=False)
 
@@ -60,4 +60,9 @@ def block(extent: int, tensor: torch.Tensor, gpu: int, cpu: int) -> int:
     """A tile edge: a power of two, no more than `extent` needs and than `gpu` (or `cpu`, in the interpreter, whose cost
     is a program's) allows."""
     most = cpu if tensor.device.type == "cpu" and not _DEVICE_TILES.get() else gpu
-    return min(most, 1 << max(extent - 1, 0).bit_length())
+    return min(most, power_of_two(extent))
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()

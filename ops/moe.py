@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 
 from capwise.ops.contract import Any, Axes, Contract, Rows, contract
-from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 
 
 def route_reference(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -226,10 +226,6 @@ def _moe_sum_kernel(
     tl.store(out_ptr + token * hidden + h, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _launch_route(logits, weights, experts) -> None:
     (tokens, number), k = logits.shape, weights.shape[1]
     block_t = block(tokens, logits, gpu=4, cpu=64)
@@ -241,15 +237,15 @@ def _launch_route(logits, weights, experts) -> None:
         number,
         *logits.stride(),
         K=k,
-        BLOCK_K=_power_of_two(k),
+        BLOCK_K=power_of_two(k),
         BLOCK_T=block_t,
-        BLOCK_E=_power_of_two(number),
+        BLOCK_E=power_of_two(number),
     )
 
 
 def tile_rows(pairs: int, number: int, most: int = 128) -> int:
     """Rows of a tile: about what an expert has if the pairs spread evenly; 16 is the least that a product takes."""
-    return min(max(_power_of_two(-(-pairs // number)), 16), most)
+    return min(max(power_of_two(-(-pairs // number)), 16), most)
 
 
 def _launch_experts(u, weights, experts, gate_up, down, out) -> None:
@@ -276,7 +272,7 @@ def _launch_experts(u, weights, experts, gate_up, down, out) -> None:
         *strides,
         K=k,
         TILE=tile,
-        BLOCK_E=_power_of_two(number),
+        BLOCK_E=power_of_two(number),
         BLOCK=scan,
     )
     edges = {"TILE": tile, "num_warps": 8 if tile > 64 else 4}

@@ -16,14 +16,13 @@ from collections.abc import Sequence
 import torch
 
 from capwise.ops.contract import Any, Axes, Contract, Rows, Slots, contract
-from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 from capwise.ops.rope import (
     axis_major,
     check_positions,
     check_sections,
     layout,
     pair_axes,
-    power_of_two,
     rotate_reference,
     rotated,
     turns,

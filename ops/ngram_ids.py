@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 
 from capwise.ops.contract import Any, Axes, Boundaries, Contract, Last, PerRequest, Rows, contract
-from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 from capwise.ops.search import request_row, request_rows, rounds
 
 
@@ -127,7 +127,7 @@ def _launch(input_ids, query_start_loc, ngram_context, multipliers, sizes, offse
         eos,
         CONTEXT=context,
         HEADS=heads,
-        HEADS_BLOCK=1 << (heads - 1).bit_length(),
+        HEADS_BLOCK=power_of_two(heads),
         ROUNDS=rounds(requests),
         BLOCK=size,
     )

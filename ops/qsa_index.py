@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import torch
 
 from capwise.ops.contract import Any, Axes, Boundaries, Contract, Last, PerRequest, Rows, Slots, contract
-from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 from capwise.ops.metadata import NULL_PAGE, page_of, pages_of, place_of, token_requests_reference
 from capwise.ops.rope import (
     axis_major,
@@ -31,7 +31,6 @@ from capwise.ops.rope import (
     check_sections,
     layout,
     pair_axes,
-    power_of_two,
     rotate_reference,
     rotated,
     turned,

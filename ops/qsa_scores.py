@@ -17,9 +17,8 @@ import math
 import torch
 
 from capwise.ops.contract import Any, Axes, Contract, PerRequest, Rows, contract
-from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 from capwise.ops.metadata import NULL_PAGE
-from capwise.ops.rope import power_of_two
 
 FEW_TOKENS = 64  # up to here, one token a program: more programs, and each reads the keys of one request
 

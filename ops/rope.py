@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from capwise.ops.launch import jit, tl
+from capwise.ops.launch import jit, power_of_two, tl
 
 AXES = 3
 
@@ -73,10 +73,6 @@ def rotate_reference(
     cos, sin = angle.cos().to(x.dtype)[:, None], angle.sin().to(x.dtype)[:, None]
     first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
-
-
-def power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def layout(inv_freq: torch.Tensor, sections: Sequence[int], width: int) -> dict[str, int]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 
 from capwise.ops.contract import Any, Axes, Boundaries, Contract, Last, PerRequest, Rows, Slots, contract
-from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 from capwise.ops.search import request_row, request_rows, rounds
 
 NULL_SLOT = 0
@@ -295,7 +295,7 @@ def launch_state(x, state, query_start_loc, state_indices, has_initial, length, 
         spec.stride(0),
         LENGTH=length,
         SPEC=is_spec is not None,
-        BLOCK_L=1 << (columns - 1).bit_length(),
+        BLOCK_L=power_of_two(columns),
         BLOCK_C=block_c,
     )
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 import torch
 
 from capwise.ops.contract import Any, Axes, Contract, PerRequest, Rows, contract
-from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 from capwise.ops.metadata import NULL_PAGE, page_of, pages_of
-from capwise.ops.rope import power_of_two
 
 LOG2_E = 1.4426950408889634
 # Up to so many tokens there are too few programs to fill a device: what a token sees is split, always the same way.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from capwise.ops.contract import Any, Axes, Contract, Rows, Slots, contract
-from capwise.ops.launch import block, jit, on_triton, tl
+from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
@@ -86,7 +86,7 @@ def _launch(ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
         *ids.stride(),
         *table.stride(),
         BLOCK_N=places,
-        BLOCK_D=1 << (width - 1).bit_length(),
+        BLOCK_D=power_of_two(width),
     )
 
 
@@ -106,7 +106,7 @@ def _launch_fp8(ids: torch.Tensor, table: torch.Tensor, scale: torch.Tensor, out
         *table.stride(),
         FNUZ=table.dtype == FP8[1],
         BLOCK_N=places,
-        BLOCK_D=1 << (width - 1).bit_length(),
+        BLOCK_D=power_of_two(width),
     )
 
 

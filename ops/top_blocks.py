@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 
 from capwise.ops.contract import Any, Contract, Rows, contract
-from capwise.ops.launch import block, jit, on_triton, tl
-from capwise.ops.rope import power_of_two
+from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 
 
 def top_blocks_reference(scores: torch.Tensor, k: int, visible: torch.Tensor | None = None) -> torch.Tensor:

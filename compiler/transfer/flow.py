@@ -405,7 +405,3 @@ def broadcast_dim(out_rank: int, rank: int, dim: int) -> int | None:
     """The dimension of an operand that meets dimension `dim` of the result; None where it has none."""
     mine = dim - (out_rank - rank)
     return mine if mine >= 0 else None
-
-
-def is_one(axis: Axis) -> bool:
-    return axis == ONE

@@ -9,7 +9,7 @@ import triton
 
 from capwise.cli import main
 from capwise.models import kernel_cases as k
-from capwise.recorded import record_signatures
+from capwise.signatures import record_signatures
 
 KERNELS = k.__file__
 

@@ -27,7 +27,7 @@ class Signature:
 
 
 @dataclass
-class Recorded:
+class Signatures:
     """What some cases launched, by where a kernel is defined: a file that is run anew has kernels of its own."""
 
     launches: dict[Place, list[Signature]] = field(default_factory=dict)
@@ -55,13 +55,13 @@ class Recorded:
             known.append(Signature(types, fixed))
 
 
-def record_signatures(cases: Sequence[Case]) -> Recorded:
+def record_signatures(cases: Sequence[Case]) -> Signatures:
     """Runs every batch of some cases eagerly, kernels in the interpreter, on copies of their models.
 
     Raises:
         what the models raise.
     """
-    found = Recorded()
+    found = Signatures()
     for case in cases:
         model = copy.deepcopy(case.model)
         with torch.no_grad(), compat.watching_launches(found.add):
