@@ -42,7 +42,7 @@ def check_contract(op: Any, samples: Sequence[Sample], contract: c.Contract | No
 
     Raises:
         ContractRefuted: a claim does not hold; names its field.
-        ValueError: no contract, no sample, or samples that contradict the contract's axes.
+        ValueError: no contract, no sample, one that the op does not take, or that contradicts the contract's axes.
     """
     overload = resolved(op)
     held = contract if contract is not None else c.declared(overload)
@@ -60,7 +60,10 @@ def refuted(
     if not samples:
         raise ValueError(f"{op}: expected samples, a list of (args, kwargs); got none")
     found: dict[str, Refuted] = {}
-    for calls in (Calls(op, contract, sample) for sample in samples):
+    for number, calls in enumerate(Calls(op, contract, sample) for sample in samples):
+        error = calls.run().error
+        if error:
+            raise ValueError(f"samples[{number}]: expected a call that {op} takes; it raises {error}")
         for check in checks:
             for one in check.check(calls):
                 found.setdefault(one.field, one)

@@ -82,6 +82,14 @@ def _per_request(x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     return x + request.clamp(max=len(starts) - 2)[:, None]
 
 
+def _request_of(x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    return torch.searchsorted(starts, torch.arange(len(x)), right=True) - 1
+
+
+def _request_and_one(x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    return torch.searchsorted(starts, torch.arange(len(x)), right=True)
+
+
 ROW = c.Contract(rows={"x": c.Rows("T", None), "out": c.Rows("T", None)}, locality="row")
 SLOTS = c.Contract(
     rows={"x": c.Rows("T", None), "slots": c.Slots("T", into="cache", null=0), "cache": c.Rows(None, None, write=True)},
@@ -110,6 +118,7 @@ FALSE = {
     "programs that wait for each other": (_shifts, c.Contract(locality="global"), X, "overlap"),
     "a null row that is written": (_keeps, SLOTS, KEEP, "null of slots"),
     "numbers by request": (_per_request, TAKES, STARTS, "requests"),
+    "numbers that are no request's": (_request_and_one, TAKES, STARTS, "requests"),
 }
 
 
@@ -130,6 +139,7 @@ TRUE = {
     "stride": (_dense, c.Contract(rows=ROW.rows, locality="row", strides={"x": c.Contiguous()}), X),
     "hidden": (_by_context, c.Contract(rows=ROW.rows, locality="row", hidden=True), X),
     "syncs": (_asks, c.Contract(locality="global", syncs=True), X),
+    "the number of its request": (_request_of, TAKES, STARTS),
     "host": (_cut, c.Contract(rows=ROW.rows, locality="row", host=("width",)), CUT),
 }
 
@@ -154,3 +164,9 @@ def test_an_op_without_a_contract_and_no_samples_are_refused():
         check_contract(op, [], ROW)
     with pytest.raises(ValueError, match="expected an overload, a custom op or 'namespace::name'; got int"):
         check_contract(3, X)
+
+
+def test_a_sample_that_the_op_does_not_take_is_refused():
+    op = _op("narrow", _dense)
+    with pytest.raises(ValueError, match=r"samples\[1\]: expected a call that claims.narrow.default takes; it raises "):
+        check_contract(op, [X[0], ((X[0][0][0][0],), {})], c.Contract(locality="row"))
