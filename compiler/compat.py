@@ -11,7 +11,7 @@ import functools
 import inspect
 import linecache
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -511,30 +511,6 @@ def guarded_values() -> set[str]:
         if guard.create_fn_name() in _PYTHON_GUARDS and name.startswith(("L['self']", "G[")):
             found.add(name)
     return found
-
-
-def python_guard(named: Any, leave_out: Collection[str] = ()) -> Callable[[], bool]:
-    """Whether the Python values on the model and in globals that Dynamo specialised on are still what they were:
-    direct calls leave out Dynamo's own guards. One compiled expression, without the sources in `leave_out`."""
-    scope = python_scope(named)
-    terms: list[str] = []
-    for name in sorted(guarded_values()):
-        if name in leave_out:
-            continue
-        try:
-            scope[f"was{len(terms)}"] = eval(name, scope)  # noqa: S307 - Dynamo's own source expression
-        except (AttributeError, KeyError, IndexError, NameError):
-            continue
-        terms.append(f"{name} == was{len(terms)}")
-    code = compile(" and ".join(terms) or "True", "<guards>", "eval")
-
-    def holds() -> bool:
-        try:
-            return bool(eval(code, scope))  # noqa: S307
-        except (AttributeError, KeyError, IndexError):
-            return False
-
-    return holds
 
 
 def restart_with_names(gm: fx.GraphModule, specs: Any) -> None:

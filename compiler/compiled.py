@@ -16,7 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from capwise import compat
 from capwise.admission import Admission
 from capwise.build import build, capture_mode, dump, lowered
-from capwise.effects import Holders, Write, diagnose, own_memory, writes_of
+from capwise.effects import Write, diagnose, own_memory, writes_of
 from capwise.labels import Spec, extents_of
 from capwise.options import Options
 from capwise.program import Program
@@ -24,6 +24,7 @@ from capwise.report import Diagnostic, Report, Span
 from capwise.runtime.arena import Arena
 from capwise.runtime.dispatch import captured_extents, choose_key
 from capwise.runtime.executor import Executor
+from capwise.runtime.guards import Guards, constants_of
 from capwise.trace import Named, mark, to_aten, unbacked_ints
 
 # Programs of one signature that differ in a Python value only: a value that is new at every step would never stop.
@@ -48,27 +49,21 @@ class Traced(Exception):  # noqa: N818 - no error: it leaves a trace when only t
 class Variant:
     """The programs of one Dynamo graph (one a key), and how its outputs become the model's result.
 
-    direct: calls need not go through Dynamo. holders: where the model keeps each tensor that a recording reads; None
-    where nobody looks. statics: inputs that are handed over as they are, with their address and layout. guard: whether
-    the Python values that the trace took as constants are still the same. writes: what the model's Python changes at
-    this step beside the graph, which only Dynamo's own code does.
+    direct: calls need not go through Dynamo. statics: inputs that are handed over as they are, with their address and
+    layout. guards: whether the model still holds the tensors and Python values that the programs were made for.
+    writes: what the model's Python changes at this step beside the graph, which only Dynamo's own code does.
     """
 
     programs: list[Program]
     executors: list[Executor]
     state_args: dict[str, int]
     statics: list[tuple[str, tuple[Any, ...]]]
-    guard: Callable[[], bool]
-    holders: Holders | None = None
+    guards: Guards
     writes: list[Write] = field(default_factory=list)
     leaves: list[tuple[str, Any]] = field(default_factory=list)
     tree: TreeSpec | None = None
     direct: bool = True
     signature: tuple[Any, ...] = ()
-
-    def is_current(self) -> bool:
-        """Whether the model still holds the tensors and Python values that the programs were made for."""
-        return (self.holders is None or self.holders.hold()) and self.guard()
 
 
 @dataclass
@@ -129,7 +124,7 @@ class CompiledModel:
         if ticket is None:
             return self._first(batch, layout)
         self.admission.check_values(batch)
-        if not ticket.variant.is_current():
+        if not ticket.variant.guards.hold():
             self._tickets.clear()
             return self._through_dynamo(batch, self.admission.admit(batch))
         moved = self._moved_static(ticket.variant, batch)
@@ -143,7 +138,7 @@ class CompiledModel:
         """A layout that is new: admitted, and given a ticket once its program is known."""
         extents = self.admission.admit(batch)
         variant = self.variants.get(self.admission.signature(batch))
-        if variant is None or not variant.direct or not variant.is_current():
+        if variant is None or not variant.direct or not variant.guards.hold():
             return self._through_dynamo(batch, extents)
         if len(self._tickets) >= MAX_TICKETS:
             self._tickets.clear()
@@ -221,7 +216,7 @@ class CompiledModel:
     def _is_one_value_too_many(self, batch: Mapping[str, Any]) -> bool:
         signature = self.admission.signature(batch)
         known = [v for v in self._all if v.signature == signature and v.writes]
-        return len(known) >= MAX_VALUES and not any(v.guard() for v in known)
+        return len(known) >= MAX_VALUES and not any(v.guards.constants_hold() for v in known)
 
     def _call(self, batch: dict[str, Any], unbacked: bool) -> Any:
         specs = self.admission.specs
@@ -305,8 +300,8 @@ class CompiledModel:
         writes = writes_of(compat.python_scope(self._named), gm, programs[0])
         # A naive engine never looks at what its own steps would change.
         blind = {w.source for w in writes} if self.options.repair == "none" else set()
-        guard = compat.python_guard(self._named, blind)
-        return Variant(programs, executors, state_args, self._statics(programs), guard, writes=writes)
+        guards = Guards(self._named, constants_of(self._named, blind), {})
+        return Variant(programs, executors, state_args, self._statics(programs), guards, writes=writes)
 
     def _statics(self, programs: list[Program]) -> list[tuple[str, tuple[Any, ...]]]:
         """Inputs that are handed over as they are: their address and layout are part of every recording."""
@@ -334,7 +329,7 @@ class CompiledModel:
         if self.options.guards and not naive:
             bound = {a.source: e.state[n] for p, e in zip(variant.programs, variant.executors)
                      for n, a in p.arrivals.items() if a.kind == "state"}  # fmt: skip
-            variant.holders = Holders(self._named, bound)
+            variant.guards = Guards(self._named, variant.guards.constants, bound)
 
     # ------------------------------------------------------------------------------------------------ results
     def _learn_outputs(self, variant: Variant, result: Any, batch: Mapping[str, Any]) -> None:

@@ -1,0 +1,177 @@
+"""Whether a model is still the one that its recordings were made for. Direct calls leave out Dynamo's own guards.
+
+What a trace rests on has a source: an expression such as `self.layers[0].weight`. Sources share their beginnings, so
+what they pass through is walked once, and compared by identity in one generated function. Where all of it is the same,
+every source leads where it led. Where something is not, each source is followed anew and judged by its value: an
+object may be replaced by another one that holds the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+
+from capwise import compat
+
+_MUTABLE = (list, set, dict)
+
+
+def constants_of(named: Any, leave_out: Collection[str] = ()) -> dict[str, Any]:
+    """Source -> value of the Python values on the model and in globals that the trace in progress took as constants.
+
+    Args:
+        named: the traced wrapper around the model, whose own values never change.
+        leave_out: sources that nobody looks at.
+    """
+    scope, found = compat.python_scope(named), {}
+    for source in sorted(compat.guarded_values() - set(leave_out)):
+        walk = _Walk(scope)
+        try:
+            value = walk.value(source)
+        except Exception:  # noqa: BLE001 - an expression of Dynamo's that is no Python says nothing
+            continue
+        if source.startswith("G[") or any(passed is named.model for passed in walk.values.values()):
+            found[source] = copy.deepcopy(value) if isinstance(value, _MUTABLE) else value
+    return found
+
+
+class Guards:
+    """Whether the model still holds the tensors that recordings read, each where it was, and the Python values that
+    the trace took as constants.
+
+    Args:
+        named: the traced wrapper around the model.
+        constants: source -> Python value.
+        tensors: source -> the tensor that was bound.
+    """
+
+    def __init__(self, named: Any, constants: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        self.named, self.constants, self.tensors = named, dict(constants), dict(tensors)
+        # A container may change and stay the same object.
+        self._mutable = any(isinstance(v, _MUTABLE) for v in constants.values())
+        self._list = list(tensors.values())
+        self._addresses = [t.data_ptr() for t in self._list]
+        self._all = list(range(len(self._list)))
+
+    def hold(self) -> bool:
+        try:
+            same = self._walk is not None and (
+                self._walk.is_same() and not self._mutable or self._lead_there(self._walk)
+            )
+        except Exception:  # noqa: BLE001 - a source leads nowhere, or to what cannot be compared
+            return False
+        return same and compat.addresses_hold(self._list, self._addresses, self._all)
+
+    def constants_hold(self) -> bool:
+        """Whether the Python values are the same, whatever became of the tensors."""
+        return Guards(self.named, self.constants, {}).hold()
+
+    @functools.cached_property
+    def _walk(self) -> _Walk | None:
+        """Made when first asked for: nobody asks where the model's Python changes it at every step. None where a source
+        is an expression that only Dynamo's own code can follow."""
+        walk = _Walk(compat.python_scope(self.named))
+        try:
+            for source in (*self.constants, *self.tensors):
+                walk.value(source)
+        except Exception:  # noqa: BLE001
+            return None
+        walk.compile()
+        return walk
+
+    def _lead_there(self, walk: _Walk) -> bool:
+        """Follows every source; where all lead to the values that they led to, what they pass through now is kept."""
+        now = walk.again()
+        if not all(now[source] is tensor for source, tensor in self.tensors.items()):
+            return False
+        if not all(_is_equal(now[source], value) for source, value in self.constants.items()):
+            return False
+        walk.keep()
+        return True
+
+
+def _is_equal(now: Any, then: Any) -> bool:
+    return now is then or type(now) is type(then) and bool(now == then)
+
+
+class _Walk:
+    """Source expressions taken apart into single steps; each is made once, from names of earlier ones.
+
+    Attributes:
+        values: name -> what stood there, in order. is_same: whether all of it is what was kept last.
+    """
+
+    def __init__(self, scope: Mapping[str, Any]) -> None:
+        self.values: dict[str, Any] = dict(scope)
+        self._steps: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+        self.is_same: Callable[[], bool] = lambda: False
+
+    def value(self, source: str) -> Any:
+        """What a source leads to, and takes it into the walk.
+
+        Raises:
+            Exception: whatever following it raises.
+        """
+        self._names[source] = name = self._name(ast.parse(source, mode="eval").body)
+        return self.values[name]
+
+    def _name(self, node: ast.expr) -> str:
+        """The name of a step, made if it is new. A dict is reached through its owner each time: an attribute more is
+        cheaper than a comparison more."""
+        text = self._text(node)
+        if text in self.values:
+            return text
+        if text not in self._steps:
+            value = eval(text, {}, self.values)  # noqa: S307 - Dynamo's own source expression
+            name = f"v{len(self.values)}"
+            self._steps[text], self.values[name] = name, value
+        return self._steps[text]
+
+    def _text(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Attribute):
+            return f"{self._owner(node.value)}.{node.attr}"
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            return f"{self._owner(node.value)}[{node.slice.value!r}]"
+        return ast.unparse(node)
+
+    def _owner(self, node: ast.expr) -> str:
+        text = self._text(node)
+        if text not in self.values and isinstance(eval(text, {}, self.values), dict):  # noqa: S307
+            return text
+        return self._name(node)
+
+    def compile(self) -> None:
+        """Generates what walks all of it at once: one function compares, one follows."""
+        roots = [n for n in self.values if n not in self._steps.values()]
+        taken = ", ".join(self.values)
+        same = " and ".join(f"{text} is {name}" for text, name in self._steps.items()) or "True"
+        lines = [f"    {name} = {text}" for text, name in self._steps.items()]
+        code = "\n".join(
+            [
+                f"def same({taken}):",
+                f"    return {same}",
+                f"def again({', '.join(roots)}):",
+                *lines,
+                f"    return {taken},",
+            ]
+        )
+        made: dict[str, Any] = {}
+        exec(compile(code, "<guards>", "exec"), made)  # noqa: S102
+        self._same, self._again = made["same"], made["again"]
+        self._roots = [self.values[n] for n in roots]
+
+    def again(self) -> dict[str, Any]:
+        """Source -> what it leads to now."""
+        self.values = dict(zip(self.values, self._again(*self._roots)))
+        return {source: self.values[name] for source, name in self._names.items()}
+
+    def keep(self) -> None:
+        """Compares with what is there now from now on."""
+        self._same.__defaults__ = tuple(self.values.values())
+        self.is_same = self._same
