@@ -86,6 +86,10 @@ def ngrams(model: NgramIds, lengths: list[int]) -> None:
     ids = torch.randint(0, 248320, (tokens,), dtype=torch.int32, device=DEVICE)
     context = torch.randint(0, 248320, (len(lengths), 2), dtype=torch.int32, device=DEVICE)
     row("n-gram ids", f"T={tokens}", lambda: model(ids, starts, context), tokens * 16 * 8)
+    find = torch.ops.capwise.ple_predecessors
+    before = find(ids, starts, context, model.eos)
+    row("predecessors", f"T={tokens}", lambda: find(ids, starts, context, model.eos), tokens * (4 + 2 * 8))
+    row("n-gram ids of predecessors", f"T={tokens}", lambda: model.hashed(ids, before), tokens * (4 + 18 * 8))
 
 
 def gate(tokens: int) -> None:

@@ -127,6 +127,16 @@ def _ngram_ids(lengths: Sequence[int], draw: Draw) -> Call:
     }
 
 
+def _predecessors(lengths: Sequence[int], draw: Draw) -> Call:
+    return _but(_ngram_ids(lengths, draw), "multipliers", "sizes", "offsets")
+
+
+def _ngram_hash(lengths: Sequence[int], draw: Draw) -> Call:
+    call = _but(_ngram_ids(lengths, draw), "query_start_loc", "ngram_context", "eos")
+    before = draw.integers(90, 100, sum(lengths), draw.sizes.ngram - 1, dtype=torch.int64)
+    return {"input_ids": call.pop("input_ids"), "predecessors": before, **call}
+
+
 def _table_gather(lengths: Sequence[int], draw: Draw) -> Call:
     sizes = draw.sizes
     heads = sizes.heads * (sizes.ngram - 1)
@@ -416,6 +426,8 @@ def _starts(lengths: Sequence[int]) -> torch.Tensor:
 
 CALLS: dict[str, Callable[[Sequence[int], Draw], Call]] = {
     "ple_ngram_ids": _ngram_ids,
+    "ple_predecessors": _predecessors,
+    "ple_ngram_hash": _ngram_hash,
     "ple_table_gather": _table_gather,
     "ple_gate": _gate,
     "ple_short_conv": _conv,

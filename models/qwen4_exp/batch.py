@@ -114,7 +114,7 @@ def build_batch(
 
 
 def input_axes(config: Config, num_spec: int = 0, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """What the axes of a batch are called, for `inputs=`; only `names` where given."""
+    """What the axes of a batch are called, for `inputs=`: of what `build_batch` makes, or of `names`."""
     axes: Mapping[str, Any] = {
         "input_ids": ("T",),
         "hidden": ("T", config.width),
@@ -127,8 +127,9 @@ def input_axes(config: Config, num_spec: int = 0, names: Sequence[str] | None = 
         "has_initial": ("R",),
         "is_spec": ("R",),
         "ngram_context": ("R", config.context),
+        "predecessors": ("T", config.context),
     }
-    return {name: axes[name] for name in (axes.keys() - {"hidden"} if names is None else names)}
+    return {name: axes[name] for name in (axes.keys() - {"hidden", "predecessors"} if names is None else names)}
 
 
 def _int32(values: Any) -> torch.Tensor:

@@ -61,6 +61,7 @@ class DecoderLayer(nn.Module):
         step: Metadata,
         input_ids: torch.Tensor | None = None,
         ngram_context: torch.Tensor | None = None,
+        predecessors: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """x [T, hc*H] -> [T, hc*H]."""
         if self.ple is not None:
@@ -73,6 +74,7 @@ class DecoderLayer(nn.Module):
                 step.has_initial,
                 step.num_accepted,
                 step.is_spec,
+                predecessors,
             )
         x = self.mixer_connection(x, self.mixer, step)
         return self.experts_connection(x, self.experts, step)
@@ -129,12 +131,15 @@ class Decoder(nn.Module):
         is_spec: torch.Tensor,
         ngram_context: torch.Tensor,
         inputs_embeds: torch.Tensor | None = None,
+        predecessors: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One step; arguments as `build_batch` makes them.
 
         Args:
             inputs_embeds: [T, H], in place of the embeddings of input_ids, where images were merged in; n-grams are of
                 input_ids all the same.
+            predecessors: int64 [T, n-1], what `ple_predecessors` makes of input_ids, query_start_loc and ngram_context,
+                where an engine has it; n-grams then read nothing of the requests.
 
         Returns:
             logits [R, 1+S, V]: of a verify chunk's tokens in order, of other chunks' last token at 0, and zeros; and
@@ -145,7 +150,7 @@ class Decoder(nn.Module):
         embeds = F.embedding(input_ids, self.embed) if inputs_embeds is None else inputs_embeds
         x = torch.cat([embeds] * self.config.hc_count, dim=1)
         for layer in self.layers:
-            x = layer(x, step, input_ids, ngram_context)
+            x = layer(x, step, input_ids, ngram_context, predecessors)
         return self.logits(x, query_start_loc, is_spec), x
 
     def logits(self, x: torch.Tensor, query_start_loc: torch.Tensor, is_spec: torch.Tensor) -> torch.Tensor:

@@ -69,6 +69,10 @@ def _write(m: Decoder, v: Values) -> Outputs:
     return (ops.hc_write(v["x"], v["y"], v["j"]),)
 
 
+def _hashed(m: Decoder, v: Values) -> Outputs:
+    return (m.layers[1].ple.ids.hashed(v["ids"], torch.stack([v["one"], v["two"]], 1).long()),)
+
+
 def _gathered(m: Decoder, v: Values) -> Outputs:
     return (ops.ple_table_gather(v["ids"][:, None].long(), m.layers[1].ple.table),)
 
@@ -159,6 +163,12 @@ def _rows() -> tuple[Row, ...]:
             lambda m, v: (m.layers[1].ple.ids(v["ids"], v["query_start_loc"], v["ngram_context"]),),
             {"ids": 0},
         ),
+        Row(
+            "ple predecessors, once a step",
+            lambda m, v: (ops.ple_predecessors(v["ids"], v["query_start_loc"], v["ngram_context"], c.eos_token_id),),
+            {"ids": 0},
+        ),
+        Row("ple n-gram ids, of predecessors", _hashed, {"ids": 0, "one": 0, "two": 0}),
         Row("ple table gather", _gathered, {"ids": 0}),
         Row("ple projections + gate + norm", _gate, {"e": c.ple_embed_dim, "x": width}),
         Row("ple short conv", _short_conv, {"x": width}),

@@ -267,7 +267,7 @@ class Served(nn.Module):
 
 # Which rows of the dependence table each vendor op holds.
 HOLDS: Mapping[str, tuple[str, ...]] = {
-    "vendor.ple_ngram_ids.default": ("ple n-gram ids",),
+    "vendor.ple_ngram_ids.default": ("ple n-gram ids", "ple predecessors, once a step"),
     "vendor.ple_short_conv.default": ("ple short conv",),
     "vendor.gdn_attention_core.default": ("gdn conv1d", "gdn delta-rule scan"),
     "vendor.qsa_with_output.default": (

@@ -56,6 +56,10 @@ class NgramIds(nn.Module):
             input_ids, query_start_loc, ngram_context, self.multipliers, self.sizes, self.offsets, self.eos
         )
 
+    def hashed(self, input_ids: torch.Tensor, predecessors: torch.Tensor) -> torch.Tensor:
+        """The same where the tokens before each were found already, int64[T, n-1] of `ple_predecessors`: row-local."""
+        return torch.ops.capwise.ple_ngram_hash(input_ids, predecessors, self.multipliers, self.sizes, self.offsets)
+
 
 class ShortConv(nn.Module):
     """The convolution and its state. The slots are column 0 of a state table: a view whose stride is the table's
@@ -120,10 +124,17 @@ class PLE(nn.Module):
         has_initial: torch.Tensor,
         num_accepted: torch.Tensor | None = None,
         is_spec: torch.Tensor | None = None,
+        predecessors: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """hidden [T, hc*H]; the others as `build_batch` makes them -> [T, hc*H]; the slots of the step move on."""
+        """hidden [T, hc*H]; the others as `build_batch` makes them -> [T, hc*H]; the slots of the step move on.
+
+        predecessors: int64 [T, n-1], as `ple_predecessors` gives them: then n-grams need nothing of the requests.
+        """
         config = self.config
-        ids = self.ids(input_ids, query_start_loc, ngram_context)
+        if predecessors is None:
+            ids = self.ids(input_ids, query_start_loc, ngram_context)
+        else:
+            ids = self.ids.hashed(input_ids, predecessors)
         if self.shard is None:
             embedding = torch.ops.capwise.ple_table_gather(ids, self.table)
         else:  # what is in another rank's part reads as zeros here

@@ -20,7 +20,7 @@ from capwise.testing import ContractError, check_declared, open_op, opened_contr
 LENGTHS = ([12, 3, 5], [16, 4, 1, 9, 2], [9, 1], [16, 16, 2, 8])
 # For tiles of many tokens.
 MANY = ([120, 30, 50], [160, 40, 10, 90, 20], [90, 1], [160, 160, 20, 80])
-LONG = dict.fromkeys(("token_requests", "slot_mapping", "w8a8_linear"), MANY)
+LONG = dict.fromkeys(("ple_predecessors", "token_requests", "slot_mapping", "w8a8_linear"), MANY)
 SIZES = dataclasses.replace(samples.SMALL, attention=dataclasses.replace(samples.SMALL.attention, table=100, pages=801))
 OPS = torch.ops.capwise
 STATE = torch.ops.footgun.unit_stride_short_conv_state_.default
@@ -68,6 +68,8 @@ COLUMNS = {"offset_bits": (32, "columns times their stride in 32 bits: enough fo
 # off, and why it is not what was declared.
 DERIVED: dict[torch._ops.OpOverload, dict[str, tuple[object, str]]] = {
     OPS.ple_ngram_ids.default: {},
+    OPS.ple_predecessors.default: {},
+    OPS.ple_ngram_hash.default: {},
     OPS.ple_table_gather.default: {},
     OPS.ple_table_gather_fp8.default: {},
     OPS.ple_gate.default: COLUMNS,

@@ -34,8 +34,11 @@ def test_ngram_ids(lengths):
     ids = torch.randint(0, 248320, (tokens,), dtype=torch.int32)
     context = torch.randint(0, 248320, (len(lengths), 2), dtype=torch.int32)
     right = model(ids, starts, context)
-    got = model.cuda()(*_device(ids, starts, context))
+    args = _device(ids, starts, context)
+    got = model.cuda()(*args)
     assert torch.equal(got.cpu(), right)
+    before = torch.ops.capwise.ple_predecessors(*args, model.eos)
+    assert torch.equal(model.hashed(args[0], before), got)
 
 
 def test_ngram_golden():
@@ -197,8 +200,9 @@ def test_a_state_past_two_to_the_thirty_first():
 
 # --------------------------------------------------------------------------------------- attention and aligned slots
 SAMPLED = (
-    "token_requests", "slot_mapping", "mrope", "mrope_kv_write_", "qsa_compress_", "qsa_commit_", "qsa_scores",
-    "top_blocks", "sparse_attention", "logits_rows", "align_state_shift_", "align_state_copy_",
+    "ple_predecessors", "ple_ngram_hash", "token_requests", "slot_mapping", "mrope", "mrope_kv_write_",
+    "qsa_compress_", "qsa_commit_", "qsa_scores", "top_blocks", "sparse_attention", "logits_rows",
+    "align_state_shift_", "align_state_copy_",
 )  # fmt: skip
 HEADS = Attention(chosen=64, table=40, pages=1)  # released widths, short tables
 STEPS = {"mixed": (1, 17, 0, 5, 1, 1, 30), "one": (1,), "decode": (1,) * 9, "many": (70, 0, 90)}

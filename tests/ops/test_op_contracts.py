@@ -109,10 +109,10 @@ def _shipped(name):
 
 
 SHIPPED = (
-    "ple_table_gather_fp8", "gdn_conv", "gdn_conv_state_", "gdn_scan_", "hc_norm", "hc_mix", "hc_write", "moe_route",
-    "moe_experts", "w8a8_linear", "token_requests", "slot_mapping", "mrope", "mrope_kv_write_", "qsa_compress_",
-    "qsa_commit_", "qsa_scores", "top_blocks", "sparse_attention", "logits_rows", "align_state_shift_",
-    "align_state_copy_",
+    "ple_predecessors", "ple_ngram_hash", "ple_table_gather_fp8", "gdn_conv", "gdn_conv_state_", "gdn_scan_",
+    "hc_norm", "hc_mix", "hc_write", "moe_route", "moe_experts", "w8a8_linear", "token_requests", "slot_mapping",
+    "mrope", "mrope_kv_write_", "qsa_compress_", "qsa_commit_", "qsa_scores", "top_blocks", "sparse_attention",
+    "logits_rows", "align_state_shift_", "align_state_copy_",
 )  # fmt: skip
 MAKERS = {
     "capwise::ple_ngram_ids": _ngram_ids,

@@ -187,10 +187,12 @@ FAR = {
     "align_state_copy_": ("state", "state_slot", 11),
     "ple_table_gather": ("table", "table_row", 31),
     "ple_ngram_ids": ("ngram_context", "context_stride_row", 5),
+    "ple_predecessors": ("ngram_context", "context_stride_row", 5),
 }
 
 
-FAR_STEPS = [(name, (0, 0, 0, 0, 0, 6) if name == "ple_ngram_ids" else (6,)) for name in FAR] + [("gdn_scan_", (3,))]
+FAR_STEPS = [(n, (0, 0, 0, 0, 0, 6) if at[0] == "ngram_context" else (6,)) for n, at in FAR.items()]
+FAR_STEPS.append(("gdn_scan_", (3,)))
 
 
 def _one_row(name: str, lengths: tuple[int, ...], row: int) -> dict:

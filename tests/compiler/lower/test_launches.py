@@ -114,6 +114,8 @@ def test_the_grids_of_the_shipped_kernels():
     found = {name: fit_grid(seen) for name, seen in catalogue(SMALL, ((96, 6), (50, 3), (33, 6), (2, 1))).items()}
     assert found == {
         "_ngram_ids_kernel": ("cdiv(T, BLOCK)",),
+        "_predecessors_kernel": ("1",),
+        "_ngram_hash_kernel": ("cdiv(T, BLOCK)",),
         "_table_gather_kernel": ("cdiv(4 * T, BLOCK_N)",),
         "_ple_gate_kernel": ("cdiv(T, BLOCK_T)", "2"),
         "_short_conv_kernel": ("cdiv(T, BLOCK_T)", "1"),

@@ -16,6 +16,7 @@ STATEFUL = {dependence.EARLIER, S, "state_table", *ALL_BUT}
 # Everything else depends on nothing but its own row.
 EXPECTED = {
     "ple n-gram ids": {dependence.EARLIER, S, "ngram_context"},
+    "ple predecessors, once a step": {dependence.EARLIER, S, "ngram_context"},
     "ple short conv": STATEFUL,
     "gdn conv1d": STATEFUL,
     "gdn delta-rule scan": STATEFUL,
