@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -139,12 +140,13 @@ def scan(lengths: list[int]) -> None:
     slot = heads[1] * 128 * 128 * 4
     moved_bytes = requests_ * slot * (1 + (lengths[0] if spec else 1)) + 2 * tokens * (qkv.shape[1] + v[0].numel())
     kind = "verify" if spec else "decode" if max(lengths) == 1 else "prefill"
-    row(
-        f"gated delta rule, {kind}",
-        f"T={tokens}, R={requests_}",
-        lambda: torch.ops.capwise.gdn_scan_(q, k, v, g, beta, state, starts, table, initial, *verify),
-        moved_bytes,
-    )
+    call = q, k, v, g, beta, state, starts, table, initial, *verify
+    size = f"T={tokens}, R={requests_}"
+    row(f"gated delta rule, {kind}", size, lambda: torch.ops.capwise.gdn_scan_(*call), moved_bytes)
+    if kind == "prefill" and find_spec("fla") is not None:
+        # Not in a graph: the op waits for the device.
+        eager = device_time(lambda: torch.ops.capwise.gdn_chunked_(*call))
+        print(f"| gated delta rule, {kind}, by flash-linear-attention | {size} | {eager:.1f} | | |")
 
 
 def experts(tokens: int, number: int = 64, k: int = 10) -> None:

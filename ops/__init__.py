@@ -3,6 +3,7 @@
 from capwise.ops import (
     align_cache,
     all_reduce,
+    gdn_chunked,
     gdn_conv,
     gdn_scan,
     hyper_connection,
@@ -25,6 +26,7 @@ from capwise.ops import (
 __all__ = [
     "align_cache",
     "all_reduce",
+    "gdn_chunked",
     "gdn_conv",
     "gdn_scan",
     "hyper_connection",

@@ -368,16 +368,18 @@ def _launch(
     )
 
 
-def _check(q, k, v, g, beta, state, query_start_loc, state_table, has_initial, num_accepted, is_spec) -> None:
-    """Raises ValueError where the extents of one call contradict each other."""
+def check_extents(
+    op, q, k, v, g, beta, state, query_start_loc, state_table, has_initial, num_accepted, is_spec
+) -> None:
+    """Raises ValueError where the extents of one call of `op` contradict each other."""
     tokens, requests = v.shape[0], query_start_loc.shape[0] - 1
     heads, key_width, width = state.shape[1:]
     key_heads = k.shape[1]
     if not key_heads or heads % key_heads:
-        raise ValueError(f"gdn_scan_: k: expected a divisor of the {heads} value heads; got {key_heads} key heads")
+        raise ValueError(f"{op}: k: expected a divisor of the {heads} value heads; got {key_heads} key heads")
     if requests < 1 or state.shape[0] < 1 or not state_table.shape[1]:
         raise ValueError(
-            "gdn_scan_: expected query_start_loc [R+1], state [slots, ...], state_table [R, 1+S], R, slots >= 1; "
+            f"{op}: expected query_start_loc [R+1], state [slots, ...], state_table [R, 1+S], R, slots >= 1; "
             f"got {tuple(query_start_loc.shape)}, {tuple(state.shape)}, {tuple(state_table.shape)}"
         )
     for name, tensor, shape in (
@@ -392,7 +394,7 @@ def _check(q, k, v, g, beta, state, query_start_loc, state_table, has_initial, n
         ("is_spec", is_spec, (requests,)),
     ):
         if tuple(tensor.shape) != shape:
-            raise ValueError(f"gdn_scan_: {name}: expected {shape}; got {tuple(tensor.shape)}")
+            raise ValueError(f"{op}: {name}: expected {shape}; got {tuple(tensor.shape)}")
 
 
 @torch.library.custom_op("capwise::gdn_scan_", mutates_args={"state"})
@@ -432,7 +434,7 @@ def gdn_scan_(
         ValueError: extents that contradict each other.
     """
     call = q, k, v, g, beta, state, query_start_loc, state_table, has_initial, num_accepted, is_spec
-    _check(*call)
+    check_extents("gdn_scan_", *call)
     if chunk and (chunk < 16 or chunk & (chunk - 1)):
         raise ValueError(f"gdn_scan_: chunk: expected 0 or a power of two of at least 16; got {chunk}")
     if not on_triton(v):

@@ -8,6 +8,9 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import sys
+import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -175,3 +178,76 @@ def replays() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def differs() -> Callable[..., Any]:
     return _differs
+
+
+# ---------------------------------------------------------------------------------------------------------- libraries
+@pytest.fixture
+def fla(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """A stand-in for flash-linear-attention, which no CPU runs: `chunk_gated_delta_rule` as its documentation has it,
+    strict about every argument. Returns the lengths of the sequences of each call so far."""
+    calls: list[list[int]] = []
+    # As the library does: what was made of boundaries is found again by the identity of the tensors, of the last four.
+    tables: deque[tuple[torch.Tensor, torch.Tensor, list[int]]] = deque(maxlen=4)
+
+    def boundaries(on_device: torch.Tensor, on_host: torch.Tensor) -> list[int]:
+        for one, other, table in tables:
+            if one is on_device and other is on_host:
+                return table
+        tables.append((on_device, on_host, on_host.tolist()))
+        return tables[-1][2]
+
+    def chunk_gated_delta_rule(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        scale: float | None = None,
+        initial_state: torch.Tensor | None = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        use_beta_sigmoid_in_kernel: bool = False,
+        allow_neg_eigval: bool = False,
+        state_v_first: bool = False,
+        cu_seqlens: torch.Tensor | None = None,
+        cu_seqlens_cpu: torch.Tensor | None = None,
+        cp_context: Any = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert not (use_beta_sigmoid_in_kernel or allow_neg_eigval or state_v_first) and cp_context is None
+        assert cu_seqlens is not None and cu_seqlens_cpu is not None and initial_state is not None
+        assert use_qk_l2norm_in_kernel and output_final_state
+        (one, tokens, heads, key), (value_heads, value) = k.shape, v.shape[2:]
+        assert one == 1 and value_heads % heads == 0 and key <= 256 and scale == key**-0.5
+        assert cu_seqlens.dtype == cu_seqlens_cpu.dtype == torch.int64 and cu_seqlens_cpu.device.type == "cpu"
+        assert torch.equal(cu_seqlens.cpu(), cu_seqlens_cpu)
+        starts = boundaries(cu_seqlens, cu_seqlens_cpu)
+        lengths = [end - start for start, end in zip(starts, starts[1:])]
+        assert starts[0] == 0 and starts[-1] == tokens and min(lengths) > 0
+        for tensor, shape in (
+            (q, k.shape),
+            (v, (1, tokens, value_heads, value)),
+            (g, (1, tokens, value_heads)),
+            (beta, (1, tokens, value_heads)),
+            (initial_state, (len(lengths), value_heads, key, value)),
+        ):
+            assert tuple(tensor.shape) == tuple(shape) and tensor.is_contiguous() and tensor.device == v.device
+        assert q.dtype == k.dtype == v.dtype and g.dtype == beta.dtype == initial_state.dtype == torch.float32
+        calls.append(lengths)
+        unit = [x[0] * torch.rsqrt(x[0].float().square().sum(-1, keepdim=True) + 1e-6) for x in (q, k)]
+        queries, keys = (x.repeat_interleave(value_heads // heads, 1) for x in unit)
+        out, states = torch.empty_like(v), initial_state.clone()
+        for state, start, end in zip(states, starts, starts[1:]):
+            for t in range(start, end):
+                state *= g[0, t].exp()[:, None, None]
+                read = torch.einsum("hkv,hk->hv", state, keys[t])
+                change = beta[0, t][:, None] * (v[0, t].float() - read)
+                state += torch.einsum("hk,hv->hkv", keys[t], change)
+                out[0, t] = torch.einsum("hkv,hk->hv", state, queries[t]) * scale
+        return out, states
+
+    module = types.ModuleType("fla.ops.gated_delta_rule")
+    vars(module)["chunk_gated_delta_rule"] = chunk_gated_delta_rule
+    for name in ("fla", "fla.ops"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return calls

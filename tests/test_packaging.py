@@ -154,7 +154,7 @@ def test_core_dependencies_are_the_agreed_ones():
     names = {re.split(r"[<>=]", d)[0] for d in PROJECT["project"]["dependencies"]}
     assert names == {"torch", "networkx", "numpy", "typer", "rich", "jinja2"}
     assert PROJECT["project"]["requires-python"] == ">=3.11"
-    assert set(PROJECT["project"]["optional-dependencies"]) == {"cpu", "dev", "debug", "mlir", "hf"}
+    assert set(PROJECT["project"]["optional-dependencies"]) == {"cpu", "dev", "debug", "fla", "mlir", "hf"}
 
 
 # ---------------------------------------------------------------------------------------------------------- test rules

@@ -44,14 +44,21 @@ class DecoderLayer(nn.Module):
     """n-grams where the layer has them, then a mixing block and experts, each between hyper-connections."""
 
     def __init__(
-        self, config: Config, pools: Pools, kind: str, ple: int | None = None, dtype: torch.dtype | None = None
+        self,
+        config: Config,
+        pools: Pools,
+        kind: str,
+        ple: int | None = None,
+        dtype: torch.dtype | None = None,
+        prefill: str | None = None,
     ) -> None:
         super().__init__()
         self.ple = None
         if ple is not None:
             self.ple = PLE(config, pools.slots, ple, spare=pools.num_spec).to(dtype)
         self.mixer_connection = HyperConnection(config, dtype)
-        self.mixer = (GatedDeltaNet if kind == LINEAR else IndexedAttention)(config, pools, dtype)
+        linear = kind == LINEAR
+        self.mixer = GatedDeltaNet(config, pools, dtype, prefill) if linear else IndexedAttention(config, pools, dtype)
         self.experts_connection = HyperConnection(config, dtype)
         self.experts = Experts(config, dtype)
 
@@ -89,11 +96,14 @@ class Decoder(nn.Module):
         page_size: tokens a page, a multiple of the indexer's ratio.
         num_spec: S, the most drafts a verify chunk may hold.
         dtype: of weights and caches; recurrent state, A_log and dt_bias stay float32. None: the default dtype.
+        prefill: which op runs the delta rule. None: `gdn_scan_`, which graphs hold. "fla": `gdn_chunked_`, which runs
+            long chunks by flash-linear-attention, between graphs.
 
     The weights are random, all of them, until `load_state_dict` of this package fills them.
 
     Raises:
-        ValueError: page_size is no multiple of the ratio.
+        ValueError: page_size is no multiple of the ratio; another `prefill`.
+        ImportError: `prefill="fla"` without `pip install 'capwise[fla]'`.
     """
 
     def __init__(
@@ -104,6 +114,7 @@ class Decoder(nn.Module):
         page_size: int = 16,
         num_spec: int = 0,
         dtype: torch.dtype | None = None,
+        prefill: str | None = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -112,7 +123,7 @@ class Decoder(nn.Module):
         ple = {layer - 1: number for number, layer in enumerate(config.ple_layer_ids)}
         kinds = config.layer_types or ()
         self.layers = nn.ModuleList(
-            DecoderLayer(config, self.pools, kind, ple.get(i), dtype) for i, kind in enumerate(kinds)
+            DecoderLayer(config, self.pools, kind, ple.get(i), dtype, prefill) for i, kind in enumerate(kinds)
         )
         self.final = HyperConnection(config, dtype, inject=False)
         self.head = weight(config.vocab_size, config.hidden_size, dtype=dtype)

@@ -14,6 +14,7 @@ from torch import nn
 
 import capwise.ops  # noqa: F401  registers the ops
 from capwise.models.qwen4_exp.config import Config
+from capwise.ops.gdn_chunked import library
 
 ops = torch.ops.capwise
 
@@ -91,10 +92,17 @@ class HyperConnection(nn.Module):
 
 class GatedDeltaNet(nn.Module):
     """A linear layer: short convolution, delta rule, gated norm. Its state: the convolution's last inputs, and one
-    matrix a value head for the last token and every draft."""
+    matrix a value head for the last token and every draft. prefill: as for the decoder."""
 
-    def __init__(self, config: Config, pools: Pools, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, config: Config, pools: Pools, dtype: torch.dtype | None = None, prefill: str | None = None
+    ) -> None:
         super().__init__()
+        if prefill not in (None, "fla"):
+            raise ValueError(f"prefill: expected None or 'fla'; got {prefill!r}")
+        if prefill == "fla":
+            library()
+        self.prefill = prefill
         self.config = config
         heads, key, value = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
         self.widths = [config.gdn_conv_width, config.value_width, heads, heads]
@@ -128,7 +136,8 @@ class GatedDeltaNet(nn.Module):
         ops.gdn_conv_state_(mixed, self.conv_state, *requests, config.gdn_conv_state)
         q, k, v = mixed_now.split([config.key_width, config.key_width, config.value_width], dim=1)
         keys = (config.linear_num_key_heads, config.linear_key_head_dim)
-        return ops.gdn_scan_(
+        scan = ops.gdn_chunked_ if self.prefill == "fla" else ops.gdn_scan_
+        return scan(
             q.unflatten(1, keys),
             k.unflatten(1, keys),
             v.unflatten(1, (config.linear_num_value_heads, config.linear_value_head_dim)),

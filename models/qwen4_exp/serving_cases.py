@@ -22,11 +22,11 @@ SLOTS, BLOCKS = 1 + (1 + NUM_SPEC) * REQUESTS, 1 + MAX_BLOCKS * REQUESTS
 TINY = Config.tiny(num_hidden_layers=4)
 
 
-def model(seed: int = 0) -> Decoder:
+def model(seed: int = 0, prefill: str | None = None) -> Decoder:
     """A random decoder with noise in its pools; global random state is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = Decoder(TINY, SLOTS, BLOCKS, PAGE, NUM_SPEC)
+        made = Decoder(TINY, SLOTS, BLOCKS, PAGE, NUM_SPEC, prefill=prefill)
     made.fill_state_(torch.Generator().manual_seed(seed))
     return made
 
@@ -41,10 +41,11 @@ def steps(count: int, seed: int = 0) -> list[Step]:
     return list(islice(made, count))
 
 
-def decoder(count: int = 6, seed: int = 0) -> Case:
-    """One piece a bucket, no seam, whatever the mix of requests."""
+def decoder(count: int = 6, seed: int = 0, prefill: str | None = None) -> Case:
+    """One piece a bucket, no seam, whatever the mix of requests; with `prefill` as for `Decoder`, a seam a linear
+    layer."""
     return Case(
-        model=model(seed),
+        model=model(seed, prefill),
         batches=[step.batch for step in steps(count, seed)],
         inputs=input_axes(TINY, NUM_SPEC),
         capacity={"R": REQUESTS, "T": TOKENS},

@@ -75,6 +75,7 @@ def _contracts() -> Iterator[Mutant]:
         tests = (
             "tests/compiler/test_opening.py",
             "tests/ops/test_op_contracts.py",
+            "tests/ops/test_gdn_chunked.py",
             "tests/mutants/shipped.py",
             "-k",
             name,

@@ -24,7 +24,8 @@ def calls_of(op):
         return
     names = [one.name for one in op._schema.arguments]
     for seed, lengths in enumerate(LENGTHS):
-        call = samples.sample(name.replace("unit_stride", "ple"), lengths, seed=seed)
+        like = name.replace("unit_stride", "ple").replace("gdn_chunked", "gdn_scan")
+        call = samples.sample(like, lengths, seed=seed)
         dense = {n: call[n].contiguous() for n in c.declared(op).strides}
         yield (), {n: v for n, v in {**call, **dense}.items() if n in names}
 

@@ -108,6 +108,12 @@ def _shipped(name):
     return lambda batch, generator: sample_call(name, batch.lengths, SMALL, generator.initial_seed())
 
 
+def _gdn_chunked(batch, generator):
+    """Chunks of five tokens and more are long."""
+    call = _shipped("gdn_scan_")(batch, generator)
+    return {**{n: v for n, v in call.items() if n != "chunk"}, "long": 4}
+
+
 SHIPPED = (
     "ple_predecessors", "ple_ngram_hash", "ple_table_gather_fp8", "gdn_conv", "gdn_conv_state_", "gdn_scan_",
     "hc_norm", "hc_mix", "hc_write", "moe_route", "moe_experts", "w8a8_linear", "token_requests", "slot_mapping",
@@ -120,6 +126,7 @@ MAKERS = {
     "capwise::ple_gate": _gate,
     "capwise::ple_short_conv": _verified(_conv),
     "capwise::ple_short_conv_state_": _verified(_conv_state),
+    "capwise::gdn_chunked_": _gdn_chunked,
     "footgun::unit_stride_short_conv": _conv,
     "footgun::unit_stride_short_conv_state_": _conv_state,
     **{f"capwise::{name}": _shipped(name) for name in SHIPPED},
@@ -140,7 +147,7 @@ def seeds(name: str, kernel: bool) -> range:
 
 
 @pytest.fixture
-def sample(step):
+def sample(step, fla):
     """A call of an op on a random step with at least one token."""
 
     def make(name: str, seed: int) -> Sample:

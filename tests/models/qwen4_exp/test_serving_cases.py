@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -36,6 +37,23 @@ def test_a_mixed_history_replays_as_eager_runs_it(bodies):
 
 def test_kernels_on_the_tape():
     assert capwise.verify(serving_cases.decoder(1), adversaries=[]).ok
+
+
+# ----------------------------------------------------------------------------------------- prefill by another library
+def test_prefill_by_another_library_is_a_seam_a_linear_layer(bodies, fla):
+    result = capwise.verify(serving_cases.decoder(3, prefill="fla"), adversaries=[])
+    assert result.ok and result.steps == 3 and not result.misses, str(result)
+    assert {(s.op, s.code) for s in result.report.seams} == {("capwise.gdn_chunked_.default", "CW002")}
+    assert result.report.pieces == 1 + serving_cases.TINY.layer_types.count("linear_attention")
+
+
+def test_prefill_by_another_library_needs_the_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fla", None)
+    assert serving_cases.model().layers[0].mixer.prefill is None
+    with pytest.raises(ImportError, match=r"expected flash-linear-attention; .* pip install 'capwise\[fla\]'"):
+        serving_cases.model(prefill="fla")
+    with pytest.raises(ValueError, match="prefill: expected None or 'fla'; got 'flash'"):
+        serving_cases.model(prefill="flash")
 
 
 # ---------------------------------------------------------------------------------------------------- closed kernels
