@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from capwise.claims import effects, layout, rows, slots, tails
-from capwise.claims.calls import Calls, Refuted, Sample, resolved
+from capwise.claims.calls import Calls, Refuted, Result, Sample, resolved
 from capwise.declared import ContractError
 from capwise.ops import contract as c
 
@@ -60,11 +60,15 @@ def refuted(
     if not samples:
         raise ValueError(f"{op}: expected samples, a list of (args, kwargs); got none")
     found: dict[str, Refuted] = {}
+    runs: list[tuple[Calls, Result]] = []
     for number, calls in enumerate(Calls(op, contract, sample) for sample in samples):
-        error = calls.run().error
-        if error:
-            raise ValueError(f"samples[{number}]: expected a call that {op} takes; it raises {error}")
+        runs.append((calls, calls.run()))
+        if runs[-1][1].error:
+            raise ValueError(f"samples[{number}]: expected a call that {op} takes; it raises {runs[-1][1].error}")
         for check in checks:
             for one in check.check(calls):
                 found.setdefault(one.field, one)
+    if effects in checks:
+        for one in effects.never_written(runs):
+            found.setdefault(one.field, one)
     return list(found.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -16,9 +16,6 @@ from capwise.verify.order import Order, ordered
 
 def check(calls: Calls) -> Iterator[Refuted]:
     base = calls.run()
-    if base.error:
-        yield Refuted("samples", f"the call itself raises {base.error}")
-        return
     yield from _writes(calls, base)
     if not calls.contract.hidden:
         yield from _hidden(calls, base)
@@ -34,6 +31,15 @@ def _writes(calls: Calls, base: Result) -> Iterator[Refuted]:
             yield Refuted("mutates_args", f"{name} is written, which the schema leaves out")
         elif changed and axes is not None and not axes.write and name not in calls.contract.state:
             yield Refuted(f"write of {name}", "it is written")
+
+
+def never_written(runs: Sequence[tuple[Calls, Result]]) -> Iterator[Refuted]:
+    """An argument that is said to be written changes in some sample."""
+    contract = runs[0][0].contract
+    for name in [n for n, axes in contract.arguments.items() if axes.write]:
+        held = [(calls.tensors[name], result.after[name]) for calls, result in runs if name in calls.tensors]
+        if held and all(difference(before, after, exact=True) is None for before, after in held):
+            yield Refuted(f"write of {name}", "no sample changes it")
 
 
 def _hidden(calls: Calls, base: Result) -> Iterator[Refuted]:

@@ -1,6 +1,6 @@
 """Mutation run: breaks one thing at a time and asks whether some test notices.
 
-    python tests/mutants [--jobs N] [--only TEXT] [--list]
+    python tests/mutants [--jobs N] [--only TEXT ...] [--list]
 
 Mutants are passes replaced by identity, contracts of ops/ and rows of the ATen table negated, and fills changed. Each
 runs in a fork of a process that has imported everything once, with the few tests that are there to kill it. First every
@@ -36,7 +36,7 @@ class Running:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/mutants", description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
-    parser.add_argument("--only", default="", help="only mutants with this text in their name")
+    parser.add_argument("--only", nargs="+", default=[""], help="only mutants with one of these texts in their name")
     parser.add_argument("--list", action="store_true", help="print the names and run nothing")
     asked = parser.parse_args()
     os.chdir(ROOT)
@@ -46,7 +46,7 @@ def main() -> int:
     from explained import EXPLAINED
     from mutations import mutants
 
-    chosen = [m for m in mutants() if asked.only in m.name]
+    chosen = [m for m in mutants() if any(text in m.name for text in asked.only)]
     if asked.list:
         print("\n".join(m.name for m in chosen))
         return 0

@@ -28,7 +28,12 @@ ELSEWHERE = {
     "read_format": "tests/passes/test_formats.py",
     "widen": "tests/passes/test_launches.py",
 }
-ATEN = ("tests/ops/test_aten.py", "tests/passes/test_padding.py", "tests/compiler/transfer/test_families.py")
+ATEN = (
+    "tests/ops/test_aten.py",
+    "tests/compiler/transfer/test_inner.py",
+    "tests/compiler/transfer/test_families.py",
+    "tests/passes/test_padding.py",
+)
 FILLS = (
     "tests/compiler/runtime/test_arena.py",
     "tests/passes/test_fill.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -46,3 +48,25 @@ def test_no_claim_of_a_shipped_op_is_refuted(op):
     found = refuted(op, list(calls_of(op)), c.declared(op))
     known = FIXED.get(op._schema.name.partition("::")[2], [])
     assert [one.field for one in found] == known, [str(one) for one in found]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op._schema.name.partition("::")[2])
+def test_a_contract_says_which_arguments_are_row_numbers(op):
+    """With a row number for all of its values an op writes that row of its state alone, and nothing with the null one:
+    the contract says so, with the number."""
+    held = c.declared(op)
+    for _, call in calls_of(op):
+        for name, into in itertools.product(held.requests, held.state):
+            given = call[name]
+            if given.dtype not in (torch.int32, torch.int64) or isinstance(held.requests[name].tail, c.Last):
+                continue
+            written = [_rows_written(op, call, name, into, row) for row in (0, 1, 2)]
+            if written == [set(), {1}, {2}]:
+                assert (held.requests[name].into, held.requests[name].null) == (into, 0), name
+
+
+def _rows_written(op, call, name, into, row):
+    given = {**call, into: call[into].clone(), name: torch.full_like(call[name], row)}
+    op(**given)
+    changed = (given[into] != call[into]).flatten(1).any(1)
+    return set(changed.nonzero().flatten().tolist())

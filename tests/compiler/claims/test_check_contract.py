@@ -113,6 +113,7 @@ FALSE = {
     "a global that is read": (_by_context, ROW, X, "hidden"),
     "state that is kept": (_counts, ROW, X, "hidden"),
     "a write behind the schema": (_behind, ROW, X, "mutates_args"),
+    "a write that is none": (_doubled, c.Contract(rows={"x": c.Rows("T", None, write=True)}), X, "write of x"),
     "a host sync": (_asks, c.Contract(locality="global"), X, "syncs"),
     "a number that shapes launches": (_cut, ROW, CUT, "host"),
     "programs that wait for each other": (_shifts, c.Contract(locality="global"), X, "overlap"),

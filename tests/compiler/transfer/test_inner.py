@@ -1,4 +1,5 @@
-"""Ops with a sample a leading row, copies with some places replaced, and what is counted: shown by a run.
+"""Ops with a sample a leading row, products with weights, copies with some places replaced, and what is counted: shown
+by a run.
 
 Each row: a model, the seams it needs, the repairs that are said. Every row is replayed against eager under poison.
 """
@@ -31,6 +32,11 @@ def _square(x):
     return torch.eye(4) * 4 + x[:, :, None] * x[:, None, :] / 64
 
 
+def _zeros_at(x):
+    """Row 0 for every row."""
+    return torch.zeros(x.shape[0], dtype=torch.int64)
+
+
 SAMPLES = {
     "avg_pool2d": lambda x: F.avg_pool2d(_images(x), 2),
     "max_pool2d": lambda x: F.max_pool2d(_images(x), 2, return_indices=True),
@@ -60,6 +66,19 @@ SAMPLES = {
     "some features replaced": lambda x: torch.slice_scatter(x, x[:, :2], 1, 1, 3),
     "the first row replaced": lambda x: torch.select_scatter(x, torch.ones(4), 0, 0),
     "all but the first row replaced": lambda x: torch.slice_scatter(x, x[1:] * 2, 0, 1),
+    "pairs of features as complex numbers": lambda x: A.view_as_real(A.view_as_complex(x.view(-1, 2, 2)) * 2),
+    "product and a vector": lambda x: A.addmm(torch.ones(4), x, torch.eye(4)),
+    "products by row": lambda x: A.bmm(x.view(-1, 1, 4), x.view(-1, 4, 1)),
+    "products by row and a number": lambda x: A.baddbmm(torch.ones(1), x.view(-1, 1, 4), x.view(-1, 4, 1)),
+    "product with a vector": lambda x: A.addmv(torch.ones(1), x, torch.ones(4)),
+    "linear": lambda x: A.linear(x, torch.eye(4), torch.ones(4)),
+    "product of bytes": lambda x: A._int_mm(x.nan_to_num().clamp(-9, 9).char(), torch.ones(4, 8).char()),
+    "new zeros": lambda x: A.new_zeros(x, [x.shape[0], 1]) + x,
+    "new memory": lambda x: A.new_empty(x, [x.shape[0], 1]).fill_(2) + x,
+    "new memory with strides": lambda x: A.new_empty_strided(x, [x.shape[0], 4], [4, 1]).copy_(x),
+    "new numbers": lambda x: A.new_full(x, [x.shape[0], 1], 2.0) + x,
+    "memory with strides": lambda x: A.empty_strided([x.shape[0], 4], [4, 1]).copy_(x),
+    "memory in an order": lambda x: A.empty_permuted([x.shape[0], 4], [1, 0]).copy_(x),
 }
 
 
@@ -80,11 +99,24 @@ MIXED = {
     "windows at a stride": (lambda x: x.unfold(0, 2, 2).sum(-1), 1, "seam"),
     "the last row replaced": (lambda x: torch.select_scatter(x, torch.ones(4), 0, -1), 1, "seam"),
     "all but the last row replaced": (lambda x: torch.slice_scatter(x, x[1:] * 2, 0, 0, -1), 1, "seam"),
+    "places of the first row replaced": (lambda x: A.as_strided_scatter(x, torch.ones(2), [2], [1]), 1, "seam"),
     "rows of a buffer replaced": (lambda x: torch.slice_scatter(torch.zeros(16, 4), x, 0, 0, x.shape[0]), 1, "seam"),
     "least and greatest": (lambda x: x.aminmax(dim=0), 0, "fill last"),
     "bins with bounds": (lambda x: torch.histc(x, 4, -6, 6), 0, "fill 18"),
     "bins without bounds": (lambda x: torch.histc(x, 4), 1, "seam"),
     "unknowns are rows": (lambda x: torch.linalg.solve_triangular((x @ x.t()).tril() + 1, x, upper=False), 1, "seam"),
+    "dot of two features": (lambda x: A.dot(x[:, 0], x[:, 1]) + x, 0, "fill 0"),
+    "norm of a feature": (lambda x: A.renorm(x, 2, 1, 1.0), 1, "seam"),
+    "sums into one": (lambda x: torch.zeros(2, 4).index_add(0, _zeros_at(x), x), 0, "fill 0"),
+    "sums into one by place": (
+        lambda x: torch.zeros(2, 4).scatter_add(0, _zeros_at(x)[:, None].expand(-1, 4), x), 0, "fill 0",
+    ),
+    "gradient of a mean": (lambda x: A._adaptive_avg_pool2d_backward(torch.ones(1, 1, 1, 1), x[None, None]), 1, "seam"),
+    "rows copied": (lambda x: torch.zeros(16, 4).index_copy(0, torch.arange(x.shape[0]), x), 0, "fill last"),
+    "rows put": (lambda x: A._unsafe_index_put(torch.zeros(16, 4), [torch.arange(x.shape[0])], x), 0, "fill last"),
+    "greatest into one by index": (
+        lambda x: torch.zeros(2, 4).index_reduce(0, _zeros_at(x), x, "amax"), 0, "fill last",
+    ),
     "distance over rows": (lambda x: torch.cdist(x.t(), x.t()), 1, "seam"),
     "products of rows into one": (
         lambda x: torch.zeros(2, 4).scatter(0, torch.zeros(x.shape, dtype=torch.int64), x, reduce="add"), 1, "seam",
@@ -102,6 +134,7 @@ def test_rows_that_mix_are_filled_or_seams(name, make_case, replays):
     report = replays(make_case(model)).report
     repairs = {d.repair for d in report if d.code not in ("CW102", "CW301")}
     assert bool(report.seams) is bool(seams) and repairs == {repair}, str(report)
+    assert not [d for d in report if d.code == "CW001"], str(report)
 
 
 def test_without_the_repair_each_of_them_is_wrong(make_case, differs):
@@ -113,6 +146,23 @@ def test_without_the_repair_each_of_them_is_wrong(make_case, differs):
     wrong = {m.what for m in result.mismatches}
     outputs = torch.utils._pytree.tree_leaves([MIXED[n][0](torch.ones(3, 4)) for n in names])
     assert wrong >= {f"output {i}" for i in range(len(outputs))}, str(result)
+
+
+def test_what_only_the_data_decides_is_said_once(make_case, replays):
+    report = replays(make_case(lambda x: A.nonzero(x > 1).sum() + x)).report
+    assert {d.code: d.repair for d in report if d.code != "CW301"} == {"CW002": "seam"}, str(report)
+
+
+def test_rows_of_a_group_stay_apart(make_case, replays):
+    """Each row by its group's matrix; rows of 16 bytes, as the product asks for."""
+
+    def model(x, ends):
+        groups = torch.ones(2, 8, 8, dtype=torch.bfloat16)
+        return A._grouped_mm(x.repeat(1, 2).bfloat16(), groups, offs=ends)
+
+    steps = [{"x": torch.ones(t, 4), "ends": torch.tensor([1, t], dtype=torch.int32)} for t in (6, 5, 3)]
+    report = replays(make_case(model, steps, {"ends": (2,)})).report
+    assert not report.seams and not _codes(report), str(report)
 
 
 def test_masked_scatter_takes_in_order_and_its_tail_takes_nothing(make_case, replays, differs):
