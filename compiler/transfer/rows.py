@@ -248,13 +248,13 @@ def _neutral_write(
     source_place = _source_place(flow, node, row, source, indices, rank, dim)
     if source_place is not None and source_place[1] is None:
         source_place = None
-    accumulate = row.neutral is not None or row.how == "index_put" and bool(_arg(node, "accumulate", False))
-    add = accumulate and row.how in ("index_put", "index_add", "scatter_add")
+    adds = row.how == "index_put" and bool(_arg(node, "accumulate", False))
+    neutral = 0 if adds else row.neutral
     dims = {i: d for d, i in indices}
     extents = [val(target).shape[dims[i]] for i, _ in places]
-    if _already(flow, places, source_place, add, not _accumulates(node, row), extents):
+    if _already(flow, places, source_place, neutral, not _accumulates(node, row), extents):
         return
-    remedies = _write_remedies(flow, node, target, row, places, source_place, add, extents)
+    remedies = _write_remedies(flow, node, target, row, places, source_place, neutral, extents)
     chosen = _report_write(flow, node, target, owned, places, remedies)
     if chosen is not None and chosen.label == "null slot fill":
         fix = chosen.fixes[0]
@@ -303,13 +303,13 @@ def _is_safe(flow: Flow, index: fx.Node, dim: int, extent: object) -> bool:
 
 
 def _already(
-    flow: Flow, places: Sequence[tuple[fx.Node, Any]], source: tuple[fx.Node, int | None] | None, add: bool,
+    flow: Flow, places: Sequence[tuple[fx.Node, Any]], source: tuple[fx.Node, int | None] | None, neutral: Any,
     repeats: bool, extents: Sequence[object],
 ) -> bool:  # fmt: skip
     indices_own = repeats and all(fact(i).tails[m].own for i, m in places)
-    if add:
-        zero = source is not None and source[1] is not None and fact(source[0]).tails[source[1]].is_value(0)
-        return zero and all(_is_safe(flow, i, m, e) for (i, m), e in zip(places, extents))
+    if neutral is not None:
+        idle = source is not None and source[1] is not None and fact(source[0]).tails[source[1]].is_value(neutral)
+        return idle and all(_is_safe(flow, i, m, e) for (i, m), e in zip(places, extents))
     return indices_own and (source is None or source[1] is None or fact(source[0]).tails[source[1]].own)
 
 
@@ -322,7 +322,7 @@ def _accumulates(node: fx.Node, row: aten.Row) -> bool:
 
 def _write_remedies(
     flow: Flow, node: fx.Node, target: fx.Node, row: aten.Row, places: Sequence[tuple[fx.Node, Any]],
-    source: tuple[fx.Node, int | None] | None, add: bool, extents: Sequence[object],
+    source: tuple[fx.Node, int | None] | None, neutral: Any, extents: Sequence[object],
 ) -> list[Remedy]:  # fmt: skip
     remedies: list[Remedy] = []
     for index, mine in places if flow.owner(target) not in flow.whole else ():
@@ -332,11 +332,12 @@ def _write_remedies(
     fillable = all(flow.can_fill(i, m) for i, m in places)
     if source is not None and source[1] is not None:
         fillable = fillable and flow.can_fill(source[0], source[1])
-    if fillable and add and source is not None and source[1] is not None:
+    if fillable and neutral is not None and source is not None and source[1] is not None:
         fixes = [Fix(i, m, 0) for (i, m), e in zip(places, extents) if not _is_safe(flow, i, m, e)]
-        zero = -0.0 if val(source[0]).dtype.is_floating_point else 0
-        remedies.append(Remedy("fill", "fill 0", (*fixes, Fix(source[0], source[1], zero)), cost=0.2))
-    elif fillable and not add and not _accumulates(node, row):
+        # Plus zero turns minus zero into plus zero.
+        value = -0.0 if neutral == 0 and val(source[0]).dtype.is_floating_point else neutral
+        remedies.append(Remedy("fill", f"fill {neutral}", (*fixes, Fix(source[0], source[1], value)), cost=0.2))
+    elif fillable and neutral is None and not _accumulates(node, row):
         fixes = [Fix(i, m, LAST) for i, m in places]
         if source is not None and source[1] is not None:
             fixes.append(Fix(source[0], source[1], LAST))

@@ -113,6 +113,9 @@ MIXED = {
     ),
     "gradient of a mean": (lambda x: A._adaptive_avg_pool2d_backward(torch.ones(1, 1, 1, 1), x[None, None]), 1, "seam"),
     "rows copied": (lambda x: torch.zeros(16, 4).index_copy(0, torch.arange(x.shape[0]), x), 0, "fill last"),
+    "rows put by place": (
+        lambda x: torch.zeros(16, 4).scatter(0, torch.arange(x.shape[0])[:, None].expand(-1, 4), x), 0, "fill last",
+    ),
     "rows put": (lambda x: A._unsafe_index_put(torch.zeros(16, 4), [torch.arange(x.shape[0])], x), 0, "fill last"),
     "greatest into one by index": (
         lambda x: torch.zeros(2, 4).index_reduce(0, _zeros_at(x), x, "amax"), 0, "fill last",
