@@ -10,14 +10,13 @@ of exactly this batch, recorded by hand from the same pieces, with no staging, f
 from __future__ import annotations
 
 import copy
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from timing import host_time
 
 from capwise.backend import CompiledModel, case_options
 from capwise.case import Case
@@ -203,19 +202,6 @@ def attention(lengths: list[int], context: int) -> None:
 def row(name: str, size: str, run: Callable[[], Any], moved_bytes: int) -> None:
     eager, graphed = device_time(run), in_graph(run)
     print(f"| {name} | {size} | {eager:.1f} | {graphed:.1f} | {moved_bytes / graphed / 1e3:.0f} |")
-
-
-def host_time(run: Callable[[], Any], count: int = 300) -> float:
-    """Microseconds of host time a call, the device not waited for."""
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            run()
-        times.append((time.perf_counter() - start) / count * 1e6)
-        torch.cuda.synchronize()
-    return statistics.median(times)
 
 
 def step(case: Case, at: int) -> None:

@@ -3,6 +3,7 @@
     python benchmarks/qwen4_exp.py [--tokens 2000]            logits against transformers over random schedules
     python benchmarks/qwen4_exp.py --device cuda --part check  every step of a mixed history against eager, in float32
     python benchmarks/qwen4_exp.py --device cuda --part time   step and host time, in bfloat16
+    python benchmarks/qwen4_exp.py --device cuda --part host   step time against the floor, and where host time goes
     python benchmarks/qwen4_exp.py --device cuda --part ranks  two GPUs: table and head split, against the whole model
 
 The device model has released layer sizes, 12 layers and 64 experts, and an n-gram table that fits. The floor is one
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import copy
 import random
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from timing import host_parts, host_time, print_parts, step_time
 
 import capwise
 from capwise.models.qwen4_exp import Config, Decoder, Request, build_batch, input_axes, oracle
@@ -168,44 +169,19 @@ def state_difference(one: Decoder, other: Decoder) -> list[float]:
 
 
 # -------------------------------------------------------------------------------------------------------------- times
-def step_time(run: Callable[[], Any], count: int = 50) -> float:
-    """Microseconds from step to step, nothing waited for in between: the slower of host and device."""
-    for _ in range(5):
-        run()
-    times = []
-    for _ in range(7):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            run()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) / count * 1e6)
-    return statistics.median(times)
-
-
-def host_time(run: Callable[[], Any], count: int = 10) -> float:
-    """Microseconds that the call itself takes; few calls at a time, so that no queue fills up."""
-    times = []
-    for _ in range(11):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            run()
-        times.append((time.perf_counter() - start) / count * 1e6)
-        torch.cuda.synchronize()
-    return statistics.median(times)
-
-
-def floor(model: Decoder, num_spec: int, batch: Batch, lower: str) -> Callable[[], Any]:
-    """One graph of exactly this batch, from the same pieces at live extents."""
+def floors(model: Decoder, num_spec: int, batches: dict[int, Batch], lower: str) -> dict[int, Callable[[], Any]]:
+    """For each batch one graph of exactly it, from the same pieces at live extents."""
     run = compiled(model, num_spec, lower=lower, capture="off")
-    for _ in range(3):
-        run(**batch)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        run(**batch)
-    return graph.replay
+    replays = {}
+    for tokens, batch in batches.items():
+        for _ in range(3):
+            run(**batch)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            run(**batch)
+        replays[tokens] = graph.replay
+    return replays
 
 
 def timed(model: Decoder, num_spec: int, device: str, lower: str, repairs: list[str]) -> None:
@@ -226,9 +202,9 @@ def timed(model: Decoder, num_spec: int, device: str, lower: str, repairs: list[
             f"{len(BUCKETS)} buckets, {time.perf_counter() - start:.0f} s to compile, record and time",
             flush=True,
         )
-    eager = twin(model)
+    eager, replays = twin(model), floors(twin(model), num_spec, batches, lower)
     for tokens, batch in batches.items():
-        replay = floor(twin(model), num_spec, batch, lower)
+        replay = replays[tokens]
         rows[tokens]["floor"] = step_time(replay), host_time(replay)
         with torch.no_grad():
             call = lambda batch=batch: eager(**batch)
@@ -242,6 +218,28 @@ def timed(model: Decoder, num_spec: int, device: str, lower: str, repairs: list[
         ratios = [_ratio(cells, "auto", "floor"), _ratio(cells, "split", "auto")]
         print(f"| {tokens} | {requests} | {shown} | {' | '.join(ratios)} |")
     print(f"\npeak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+
+
+def host(model: Decoder, num_spec: int, device: str, lower: str) -> None:
+    """Where the host time of a step goes. Without a device nothing is launched once the tapes are made."""
+    traffic, parts = Traffic(model.config, num_spec, device, 1), {}
+    batches = {tokens: traffic.batch(tokens) for tokens in (BUCKETS if device == "cuda" else BUCKETS[:1])}
+    run = compiled(twin(model), num_spec, lower=lower, capture="auto" if device == "cuda" else "tape")
+    for batch in reversed(batches.values()):
+        run(**batch)
+        if device != "cuda":
+            for bound in run.ticket.executor.bound.values():
+                bound.calls.clear()
+    replays = floors(twin(model), num_spec, batches, lower) if device == "cuda" else {}
+    for tokens, batch in batches.items():
+        name = f"T={tokens}, R={batch['seq_lens'].shape[0]}"
+        parts[name] = host_parts(run, batch)
+        if replays:
+            step, least = step_time(lambda batch=batch: run(**batch)), step_time(replays[tokens])
+            print(f"{name}: a step {step:.0f} us, the floor {least:.0f} us, ratio {step / least:.3f}", flush=True)
+    print()
+    print_parts(parts)
+    print(f"\npieces {run.report.pieces}, seams {len(run.report.seams)}, guard misses {run.misses}")
 
 
 def _ratio(cells: dict[str, tuple[float, float]], one: str, other: str) -> str:
@@ -279,7 +277,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", type=int, default=2000, help="how many to compare with transformers")
-    parser.add_argument("--part", choices=("check", "time", "ranks"), default="check")
+    parser.add_argument("--part", choices=("check", "time", "host", "ranks"), default="check")
     parser.add_argument("--sizes", choices=("released", "tiny"), default="released")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--experts", type=int, default=64)
@@ -303,6 +301,8 @@ def main() -> None:
     model = make(config, args.spec, dtype, args.device)
     if args.part == "check":
         check(model, args.spec, args.steps, args.device, args.lower)
+    elif args.part == "host":
+        host(model, args.spec, args.device, args.lower)
     else:
         timed(model, args.spec, args.device, args.lower, args.repair)
 

@@ -22,8 +22,8 @@ from capwise.options import Options
 from capwise.program import Program
 from capwise.report import Diagnostic, Report, Span
 from capwise.runtime.arena import Arena
-from capwise.runtime.dispatch import captured_extents, choose_key
-from capwise.runtime.executor import Executor
+from capwise.runtime.dispatch import captured_extents, choose_key, layout_of
+from capwise.runtime.executor import Executor, Layout
 from capwise.runtime.guards import Guards, constants_of
 from capwise.trace import Named, mark, to_aten, unbacked_ints
 
@@ -68,12 +68,11 @@ class Variant:
 
 @dataclass
 class Ticket:
-    """A batch layout that was admitted before: which program runs it, at which extents."""
+    """A batch layout that was admitted before: which program runs it, and what is prepared for it."""
 
     variant: Variant
     executor: Executor
-    live: dict[str, int]
-    captured: dict[str, int] | None
+    layout: Layout
 
 
 class CompiledModel:
@@ -116,7 +115,7 @@ class CompiledModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.ticket = None
         batch = self.admission.bind(args, kwargs)
-        layout = _layout_of(batch)
+        layout = layout_of(batch.items())
         try:
             ticket = self._tickets.get(layout)
         except TypeError:  # an argument that is no tensor and cannot be looked up: admission says what is wrong
@@ -131,7 +130,7 @@ class CompiledModel:
         if moved is not None:
             return self._miss(batch, moved)
         self.ticket = ticket
-        outs = ticket.executor.step(batch, ticket.live, ticket.captured)
+        outs = ticket.executor.step(batch, ticket.layout)
         return self._rebuild(ticket.variant, outs, batch)
 
     def _first(self, batch: dict[str, Any], layout: tuple[Any, ...]) -> Any:
@@ -166,12 +165,14 @@ class CompiledModel:
             yield
         finally:
             self.arena = arena
+            self._tickets.clear()
             for executor, kept in zip(executors, bound):
                 executor.arena, executor.bound = arena, kept
 
     def forget(self) -> None:
         """Throws away buffers and recordings; programs stay."""
         self.arena = Arena(keep_strides=self.options.repair == "none")
+        self._tickets.clear()
         for executor in (e for v in self._all for e in v.executors):
             executor.arena, executor.bound = self.arena, {}
 
@@ -190,13 +191,9 @@ class CompiledModel:
         captured = captured_extents(
             key, extents, self.admission.sizes(key), self.admission.capacity, program.caps
         )
-        names = program.space.sympy
-        return Ticket(
-            variant,
-            variant.executors[at],
-            extents_of(names, extents),
-            None if captured is None else extents_of(names, captured),
-        )
+        names, executor = program.space.sympy, variant.executors[at]
+        known = None if captured is None else extents_of(names, captured)
+        return Ticket(variant, executor, executor.layout(extents_of(names, extents), known))
 
     # ------------------------------------------------------------------------------------------------ compiling
     def _through_dynamo(self, batch: dict[str, Any], extents: dict[str, int]) -> Any:
@@ -268,7 +265,7 @@ class CompiledModel:
                 raise Traced
             self._bind_state(variant, args)
             self.ticket = ticket = self._ticket(variant, self._extents)
-            self._outs = ticket.executor.step(self._batch, ticket.live, ticket.captured)
+            self._outs = ticket.executor.step(self._batch, ticket.layout)
             if not naive and any(write.tensor for write in variant.writes):
                 self._outs = own_memory(self._outs, (*ticket.executor.state.values(), *self._batch.values()))
             return self._outs
@@ -383,14 +380,6 @@ class CompiledModel:
             warnings.warn(f"{why}; this step ran eagerly", RuntimeWarning, stacklevel=3)
         with torch.no_grad(), compat.eager_kernels():
             return self.model(**batch)
-
-
-def _layout_of(batch: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Everything about a batch but its values: what decides which program runs, and at which extents."""
-    return tuple(
-        (n, v.shape, v.stride(), v.dtype, v.device) if isinstance(v, torch.Tensor) else (n, type(v), v)
-        for n, v in batch.items()
-    )
 
 
 def _static_layout(value: torch.Tensor, spec: Spec | None) -> tuple[Any, ...]:

@@ -24,12 +24,14 @@ from capwise.options import Key, Options
 from capwise.program import Program
 from capwise.report import Report
 from capwise.runtime.arena import Arena
-from capwise.runtime.dispatch import captured_extents, choose_key
-from capwise.runtime.executor import Executor
+from capwise.runtime.dispatch import captured_extents, choose_key, layout_of
+from capwise.runtime.executor import Executor, Layout
 from capwise.trace import argument_of, to_aten
 
 log = logging.getLogger(__name__)
 _arenas: dict[bool, Arena] = {}
+# Layouts seen lately; each holds the views that its steps copy to and return.
+MAX_LAYOUTS = 4096
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], values: Mapping[str, Any]) -> Callable[..., Any]:
@@ -72,8 +74,12 @@ class _Runner:
         self.places: dict[str, tuple[Any, ...]] = {}
         self.statics = [n for n, s in _inputs(self.executors[0].program).items() if s is None or s.kind == "buffer"]
         self.unnamed = _has_unnamed_sizes(gm, traced[0].symbols)
+        self.layouts: dict[tuple[Any, ...], tuple[Executor, Layout]] = {}
         self.names = [argument_of(p) for p in gm.graph.find_nodes(op="placeholder")]
         self.sources = [compat.source_of(p) for p in gm.graph.find_nodes(op="placeholder")]
+        # What is no tensor may be an extent.
+        numbers = [not isinstance(p.meta["example_value"], torch.Tensor) for p in gm.graph.find_nodes(op="placeholder")]
+        self.inputs = [i for i, name in enumerate(self.names) if name is not None or numbers[i]]
 
     def _keeps(self, gm: fx.GraphModule) -> bool:
         """Whether Dynamo stores what the graph gives where it must outlive the next replay."""
@@ -94,21 +100,35 @@ class _Runner:
 
     def __call__(self, *args: Any) -> Any:
         batch = {name: arg for name, arg in zip(self.names, args) if name is not None}
+        known = layout_of((i, args[i]) for i in self.inputs)
+        found = self.layouts.get(known)
+        if found is None:
+            if len(self.layouts) >= MAX_LAYOUTS:
+                self.layouts.clear()
+            found = self.layouts[known] = self._layout(args)
+        executor, layout = found
+        if self.options.inputs is not None and not executor.state and not executor.bound:
+            compat.unmark(args)
+        self._bind_state(executor, args)
+        outs = executor.step(batch, layout if self._may_replay(batch) else Layout(layout.live, None))
+        return own_memory(outs, args) if self.keeps else outs
+
+    def _layout(self, args: Sequence[Any]) -> tuple[Executor, Layout]:
+        """What runs a batch layout that is new.
+
+        Raises:
+            InputError: an extent over its capacity.
+        """
         extents = {s: _extent(args[i], d) for s, (i, d) in self.sizes.items()}
         for symbol, extent in extents.items():
             if extent > self.capacity[symbol]:
                 raise InputError(f"{symbol}: expected at most its capacity {self.capacity[symbol]}; got {extent}")
         at = choose_key(self.keys, extents)
-        executor = self.executors[at]
-        if self.options.inputs is not None and not executor.state and not executor.bound:
-            compat.unmark(args)
-        self._bind_state(executor, args)
-        key = self.keys[at]
+        executor, key = self.executors[at], self.keys[at]
         captured = captured_extents(
             key, extents, self.options.capture_sizes, self.capacity, executor.program.caps
         )
-        outs = executor.step(batch, extents, captured if self._may_replay(batch) else None)
-        return own_memory(outs, args) if self.keeps else outs
+        return executor, executor.layout(extents, captured)
 
     def _may_replay(self, batch: Mapping[str, Any]) -> bool:
         """Whether a recording serves this batch: every size has a name, and what is handed over as it is has not
@@ -130,6 +150,7 @@ class _Runner:
         state = {name: by_source[a.source] for name, a in arrivals if a.kind == "state"}
         if not executor.holds(state):
             executor.rebind(state)
+            self.layouts.clear()
 
 
 def _literal_specs(gm: fx.GraphModule) -> dict[str, Spec]:

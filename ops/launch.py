@@ -22,7 +22,7 @@ try:
 except ImportError:  # a CPU machine without Triton
     triton = tl = None
 
-__all__ = ["block", "device_tiles", "jit", "on_triton", "power_of_two", "tl"]
+__all__ = ["block", "device_tiles", "jit", "on_triton", "power_of_two", "tl", "triton"]
 
 _DEVICE_TILES: ContextVar[bool] = ContextVar("capwise_device_tiles", default=False)
 
@@ -30,13 +30,14 @@ _DEVICE_TILES: ContextVar[bool] = ContextVar("capwise_device_tiles", default=Fal
 def jit(fn: Callable[..., Any]) -> Any:
     """`triton.jit`, or the plain function where Triton is not installed.
 
-    Counts of rows stay run-time arguments even at 1 or at multiples of 16: a kernel is compiled once, not once a kind
-    of batch.
+    Counts of rows, and what is annotated as a number of 64 bits, stay run-time arguments even at 1 or at multiples of
+    16: a kernel is compiled once, not once a kind of batch.
     """
     if triton is None:
         return fn
-    counts = [name for name in inspect.signature(fn).parameters if name in ("tokens", "requests")]
-    return triton.jit(fn, do_not_specialize=counts)
+    parameters = inspect.signature(fn).parameters.items()
+    plain = [name for name, p in parameters if name in ("tokens", "requests") or p.annotation == "tl.int64"]
+    return triton.jit(fn, do_not_specialize=plain)
 
 
 def on_triton(tensor: torch.Tensor) -> bool:

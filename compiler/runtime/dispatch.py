@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
 
 from capwise.options import Key
 
@@ -62,3 +65,12 @@ def captured_extents(
             return None
         captured[symbol] = size
     return captured
+
+
+def layout_of(batch: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
+    """Everything about a batch (name, value) but its values: what decides which program runs, and at which extents.
+    Of what is no tensor, the value itself is part of it."""
+    return tuple(
+        (n, v.shape, v.stride(), v.dtype, v.device, v.is_neg()) if isinstance(v, torch.Tensor) else (n, type(v), v)
+        for n, v in batch
+    )

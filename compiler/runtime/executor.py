@@ -16,6 +16,7 @@ from capwise.runtime import graph, self_test, tape
 from capwise.runtime.arena import Arena, TailFill, live_part, most_shape, whole_buffer
 from capwise.runtime.live import LiveSlice, Size, write_live
 from capwise.runtime.pool import Pool
+from capwise.runtime.staging import Staging
 
 Batch = Mapping[str, Any]
 Extents = Mapping[str, int]
@@ -40,8 +41,37 @@ class Bound:
     staged: list[tuple[str, torch.Tensor, tuple[int, ...]]] = field(default_factory=list)
     fills: list[TailFill] = field(default_factory=list)
     replaced: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    # Which staged values come from host memory while their buffers are on the device; found at the first step.
-    from_host: list[int] | None = None
+
+
+@dataclass
+class Layout:
+    """Everything about a batch but its values, and what was prepared for it.
+
+    live, captured: extents; captured is None where a step runs uncaptured. key: the recording's.
+    """
+
+    live: dict[str, int]
+    captured: dict[str, int] | None
+    key: tuple[int, ...] = ()
+    prepared: Prepared | None = None
+
+
+@dataclass
+class Results:
+    """What a step does once its calls have run: what gives the live part of a buffer, with the argument that it goes
+    back to, and what gives the graph outputs from the batch."""
+
+    copied_back: list[tuple[Callable[[], torch.Tensor], str]]
+    outputs: list[Callable[[Batch], Any]]
+
+
+@dataclass
+class Prepared:
+    """What a step of one layout does around the calls of its bucket."""
+
+    bound: Bound
+    staging: Staging
+    results: Results
 
 
 class Executor:
@@ -99,38 +129,47 @@ class Executor:
         self.moving = moving
 
     # ------------------------------------------------------------------------------------------------ a step
-    def step(self, batch: Batch, extents: Extents, captured: Mapping[str, int] | None) -> list[Any]:
-        """One step; returns the graph outputs at live extents, valid until the next step."""
+    def layout(self, live: Extents, captured: Extents | None) -> Layout:
+        """What `step` takes beside a batch; for all batches of the same shapes, strides, types and devices."""
         if captured is None or self.capture == "off":
-            return self.uncaptured(batch, extents)
-        key = tuple(captured[s] for s in self._symbols if s in captured)
-        bound = self.bound.get(key)
+            return Layout(dict(live), None)
+        return Layout(dict(live), dict(captured), tuple(captured[s] for s in self._symbols if s in captured))
+
+    def step(self, batch: Batch, layout: Layout) -> list[Any]:
+        """One step; returns the graph outputs at live extents, valid until the next step."""
+        if layout.captured is None:
+            return self.uncaptured(batch, layout.live)
+        bound = self.bound.get(layout.key)
         if bound is None:
-            return self._first(key, batch, extents, dict(captured))
-        bound.live, bound.batch = dict(extents), batch
-        self._stage(bound, batch)
+            return self._first(batch, layout)
+        bound.live, bound.batch = layout.live, batch
+        prepared = layout.prepared
+        if prepared is None or prepared.bound is not bound:
+            prepared = layout.prepared = Prepared(bound, self._staging(bound, batch), self._results(bound))
+        prepared.staging(self._staged_values(bound, batch))
         for call in bound.calls:
             call()
-        return self._finish(bound, batch)
+        return self._finish(prepared.results, batch)
 
-    def _first(self, key: tuple[int, ...], batch: Batch, extents: Extents, captured: dict[str, int]) -> list[Any]:
+    def _first(self, batch: Batch, layout: Layout) -> list[Any]:
         """Binds a bucket while running its first step. A tape records as it runs. A device graph records without
         running, so the step runs once as it is, and is recorded afterwards: state moves on exactly once."""
-        bound = Bound(captured, dict(self.state), live=dict(extents), batch=batch)
+        assert layout.captured is not None
+        bound = Bound(layout.captured, dict(self.state), live=layout.live, batch=batch)
         self._bind_inputs(bound, batch)
-        self._stage(bound, batch)
+        self._staging(bound, batch)(self._staged_values(bound, batch))
         if bound.fills:
             self._run_first(bound, FILL)
         for one in self.program.steps:
             self._run_first(bound, one)
-        outputs = self._finish(bound, batch)
+        outputs = self._finish(self._results(bound), batch)
         if self.capture == "graph":
             outputs = [
                 o.clone() if isinstance(o, torch.Tensor) and kind.kind == "value" else o
                 for o, kind in zip(outputs, self.program.outputs)
             ]
             self._record_graphs(bound)
-        self.bound[key] = bound
+        self.bound[layout.key] = bound
         return outputs
 
     def _run_first(self, bound: Bound, one: Step) -> None:
@@ -243,28 +282,15 @@ class Executor:
         offset = int(expr.subs({self.program.space.sympy[symbol]: 0}))
         return TailFill(place, dim, self._live(bound, symbol), (scale, offset), value)
 
-    def _stage(self, bound: Bound, batch: Batch) -> None:
-        """Live rows into the buffers, in one grouped copy; live extents into their scalars. Tails are filled by the
-        recording itself."""
-        places, values = [], []
-        for argument, place, padded in bound.staged:
-            value = batch[argument]
-            places.append(live_part(place, value.shape, padded))
-            values.append(value)
-        for name, place in bound.replaced:
-            places.append(place)
-            values.append(self.state[name])
-        if bound.from_host is None:
-            bound.from_host = [i for i, (p, v) in enumerate(zip(places, values)) if p.device != v.device]
-        if bound.from_host:
-            for i, held in zip(bound.from_host, self.arena.ring.hold([values[i] for i in bound.from_host])):
-                values[i] = held
-        if places:
-            torch._foreach_copy_(places, values, non_blocking=True)
-        if bound.from_host:
-            self.arena.ring.release()
-        for symbol, scalar in bound.scalars.items():
-            scalar.fill_(bound.live[symbol])
+    def _staging(self, bound: Bound, batch: Batch) -> Staging:
+        """Live rows into the buffers, live extents into their scalars. Tails are filled by the recording itself."""
+        places = [live_part(place, batch[argument].shape, padded) for argument, place, padded in bound.staged]
+        places += [place for _, place in bound.replaced]
+        extents = [(scalar, bound.live[symbol]) for symbol, scalar in bound.scalars.items()]
+        return Staging(places, self._staged_values(bound, batch), extents, lambda: self.arena.ring)
+
+    def _staged_values(self, bound: Bound, batch: Batch) -> list[torch.Tensor]:
+        return [batch[argument] for argument, _, _ in bound.staged] + [self.state[name] for name, _ in bound.replaced]
 
     def _fill_tails(self, bound: Bound) -> None:
         for fill in bound.fills:
@@ -360,29 +386,46 @@ class Executor:
         return self._slices[name](bound.values[name], bound.live, bound.captured)
 
     # ------------------------------------------------------------------------------------------------ outputs
-    def _finish(self, bound: Bound, batch: Batch) -> list[Any]:
-        for name, argument in self._copied_back:
-            live = self._live_part(bound, name)
+    def _results(self, bound: Bound) -> Results:
+        """Of a bucket that has run, at the extents that are live."""
+        copied_back = [(self._reader(bound, name), argument) for name, argument in self._copied_back]
+        return Results(copied_back, [self._output(bound, output) for output in self.program.outputs])
+
+    def _finish(self, results: Results, batch: Batch) -> list[Any]:
+        for read, argument in results.copied_back:
+            live = read()
             if live.data_ptr() != batch[argument].data_ptr():
                 batch[argument].copy_(live)
-        return [self._output(bound, o, batch) for o in self.program.outputs]
+        return [output(batch) for output in results.outputs]
 
-    def _output(self, bound: Bound, output: Output, batch: Batch) -> Any:
+    def _output(self, bound: Bound, output: Output) -> Callable[[Batch], Any]:
+        """What gives one output of a step once its calls have run."""
+        name, raw = output.name, bound.raw
         if output.kind == "input":
-            return batch[output.name]
+            return lambda batch: batch[name]
         if output.kind == "state":
-            return self.state[output.name]
+            return lambda batch: self.state[name]
         if output.kind == "host":
-            return self._size(output.expr, bound.live)
+            size = self._size(output.expr, bound.live)
+            return lambda batch: size
         if output.kind == "constant":
-            return output.expr
-        if output.name in bound.raw:
-            return bound.raw[output.name]
-        value = bound.values[output.name]
-        live = self._live_part(bound, output.name)
+            return lambda batch: output.expr
+        if name in raw:
+            return lambda batch: raw[name]
+        read = self._reader(bound, name)
         if self.program.options.outputs == "copy":
-            return live.clone()
-        return live if _same_strides(live, value) else live.contiguous()
+            return lambda batch: read().clone()
+        if _same_strides(read(), bound.values[name]):
+            # A tensor of its own: what the caller does to its shape is the caller's.
+            return lambda batch: (live := read()).view_as(live)
+        return lambda batch: read().contiguous()
+
+    def _reader(self, bound: Bound, name: str) -> Callable[[], torch.Tensor]:
+        """What gives the live part of a value: one view for all steps, or a copy made anew where no view is it."""
+        live = self._live_part(bound, name)
+        if live.untyped_storage()._cdata == bound.values[name].untyped_storage()._cdata:
+            return lambda: live
+        return lambda: self._live_part(bound, name)
 
     # ------------------------------------------------------------------------------------------------ uncaptured
     def uncaptured(self, batch: Batch, extents: Extents) -> list[Any]:
@@ -407,7 +450,7 @@ class Executor:
             with torch.no_grad():
                 outs = run(*args)
             bound.values.update(zip(one.outputs, outs))
-        return self._finish(bound, batch)
+        return self._finish(self._results(bound), batch)
 
 
 def _same_strides(live: torch.Tensor, whole: torch.Tensor) -> bool:

@@ -19,6 +19,8 @@ import torch
 from capwise import compat
 
 _MUTABLE = (list, set, dict)
+# An object keeps its dictionary: it is taken, and not compared.
+_DICT = ".__dict__"
 
 
 def constants_of(named: Any, leave_out: Collection[str] = ()) -> dict[str, Any]:
@@ -99,8 +101,16 @@ def _is_equal(now: Any, then: Any) -> bool:
     return now is then or type(now) is type(then) and bool(now == then)
 
 
+def _is_own(value: Any, attribute: str) -> bool:
+    """Whether reading this attribute gives what the object's own dictionary holds."""
+    held = type(getattr(value, "__dict__", None)) is dict and attribute in value.__dict__
+    return held and not hasattr(getattr(type(value), attribute, None), "__set__")
+
+
 class _Walk:
-    """Source expressions taken apart into single steps; each is made once, from names of earlier ones.
+    """Source expressions taken apart into single steps; each is made once, from names of earlier ones. An attribute
+    that an object holds itself is looked up in its dictionary, which is several times faster than the attribute of a
+    class that has `__getattr__`, as modules have.
 
     Attributes:
         values: name -> what stood there, in order. is_same: whether all of it is what was kept last.
@@ -122,35 +132,31 @@ class _Walk:
         return self.values[name]
 
     def _name(self, node: ast.expr) -> str:
-        """The name of a step, made if it is new. A dict is reached through its owner each time: an attribute more is
-        cheaper than a comparison more."""
-        text = self._text(node)
+        if isinstance(node, ast.Attribute):
+            owner = self._name(node.value)
+            if _is_own(self.values[owner], node.attr):
+                return self._step(f"{self._step(owner + _DICT)}[{node.attr!r}]")
+            return self._step(f"{owner}.{node.attr}")
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            return self._step(f"{self._name(node.value)}[{node.slice.value!r}]")
+        return self._step(ast.unparse(node))
+
+    def _step(self, text: str) -> str:
+        """The name of a step, made if it is new."""
         if text in self.values:
             return text
         if text not in self._steps:
-            value = eval(text, {}, self.values)  # noqa: S307 - Dynamo's own source expression
+            value = eval(text, {}, self.values)  # noqa: S307 - of Dynamo's own source expression
             name = f"v{len(self.values)}"
             self._steps[text], self.values[name] = name, value
         return self._steps[text]
-
-    def _text(self, node: ast.expr) -> str:
-        if isinstance(node, ast.Attribute):
-            return f"{self._owner(node.value)}.{node.attr}"
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            return f"{self._owner(node.value)}[{node.slice.value!r}]"
-        return ast.unparse(node)
-
-    def _owner(self, node: ast.expr) -> str:
-        text = self._text(node)
-        if text not in self.values and isinstance(eval(text, {}, self.values), dict):  # noqa: S307
-            return text
-        return self._name(node)
 
     def compile(self) -> None:
         """Generates what walks all of it at once: one function compares, one follows."""
         roots = [n for n in self.values if n not in self._steps.values()]
         taken = ", ".join(self.values)
-        same = " and ".join(f"{text} is {name}" for text, name in self._steps.items()) or "True"
+        compared = {text: name for text, name in self._steps.items() if not text.endswith(_DICT)}
+        same = " and ".join(f"{text} is {name}" for text, name in compared.items()) or "True"
         lines = [f"    {name} = {text}" for text, name in self._steps.items()]
         code = "\n".join(
             [

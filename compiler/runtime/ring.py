@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-
-_ALIGN = 64
 
 
 class Event(Protocol):
@@ -29,9 +27,9 @@ class Slot:
 
 
 class HostRing:
-    """A few pinned buffers in turn. `hold` copies host tensors into the next one, once the device is done with it, and
-    `release` marks where the device will be done again. So the caller's own memory is free at once, pinned or not, and
-    nothing that was handed to the device is written before the device has read it.
+    """A few pinned buffers in turn. `hold` gives the next one, once the device is done with it, and `release` marks
+    where the device will be done again. So the caller's own memory is free at once, pinned or not, and nothing that
+    was handed to the device is written before the device has read it.
 
     Args:
         depth: buffers; the host waits where it is that many steps ahead.
@@ -50,19 +48,16 @@ class HostRing:
         self._event = event or torch.cuda.Event
         self._slots = [Slot(torch.empty(0, dtype=torch.uint8), self._event()) for _ in range(depth)]
         self._at = 0
+        self._landing = torch.empty(0, dtype=torch.uint8)
 
-    def hold(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of the values, in memory that stays as it is until the device has passed `release`."""
+    def hold(self, size: int) -> torch.Tensor:
+        """So many bytes that stay as they are written until the device has passed `release`."""
         slot = self._slots[self._at]
         if slot.used:
             slot.event.synchronize()
-        places, size = [], 0
-        for value in values:
-            places.append(size)
-            size += -(-value.numel() * value.element_size() // _ALIGN) * _ALIGN
         if slot.buffer.numel() < size:
             slot.buffer = self._pinned(size)
-        return [self._copy(slot.buffer, at, value) for at, value in zip(places, values)]
+        return slot.buffer[:size]
 
     def release(self) -> None:
         """The device reads what was held no later than now in its order."""
@@ -71,6 +66,8 @@ class HostRing:
         slot.used = True
         self._at = (self._at + 1) % len(self._slots)
 
-    def _copy(self, buffer: torch.Tensor, at: int, value: torch.Tensor) -> torch.Tensor:
-        part = buffer[at : at + value.numel() * value.element_size()].view(value.dtype).view(value.shape)
-        return part.copy_(value)
+    def landing(self, size: int, device: torch.device) -> torch.Tensor:
+        """So many bytes on the device, where what was held arrives. One memory for all: it holds one step's."""
+        if self._landing.numel() < size or self._landing.device != device:
+            self._landing = torch.empty(1 << max(size - 1, 1).bit_length(), dtype=torch.uint8, device=device)
+        return self._landing[:size]

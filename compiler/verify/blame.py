@@ -40,7 +40,7 @@ def interpreted(ticket: Ticket, batch: Mapping[str, Any]) -> Values:
     executor = ticket.executor
     captured, executor.pieces = executor.pieces, {s.name: _Collect(s.module, seen).run for s in executor.program.pieces}
     try:
-        executor.uncaptured(batch, ticket.live)
+        executor.uncaptured(batch, ticket.layout.live)
     finally:
         executor.pieces = captured
     return seen
@@ -101,9 +101,9 @@ def _nodes(executor: Executor) -> Iterator[fx.Node]:
 def _live(node: fx.Node, value: torch.Tensor, ticket: Ticket) -> torch.Tensor | None:
     """Rows that stand for something; None where nobody knows which those are."""
     space = ticket.executor.program.space
-    if not has_fact(node) or ticket.captured is None or len(fact(node).axes) != value.dim():
+    if not has_fact(node) or ticket.layout.captured is None or len(fact(node).axes) != value.dim():
         return None
     try:
-        return LiveSlice(fact(node).axes, space)(value, ticket.live, ticket.captured)
+        return LiveSlice(fact(node).axes, space)(value, ticket.layout.live, ticket.layout.captured)
     except (ValueError, RuntimeError):
         return None

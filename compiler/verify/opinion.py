@@ -178,7 +178,7 @@ def _parts(case: Case, options: dict[str, Any]) -> Iterator[tuple[str, Part]]:
             {s.name: _Gather(s.name, s.module, gathered).run for s in executor.program.pieces},
         )
         try:
-            executor.uncaptured(given, ticket.live)
+            executor.uncaptured(given, ticket.layout.live)
         finally:
             executor.pieces = kept
         yield from gathered

@@ -394,3 +394,17 @@ def test_check_runs_nothing(rows):
     report = capwise.check(model, {"x": rows(3)}, inputs={"x": ("T", 4)})
     assert not model.total.any() and report.pieces == 1 and report.case == "HasState"
     assert report.to_dict()["version"] == 1
+
+
+def test_an_output_that_no_view_shows_is_made_at_every_step(rows):
+    model = _compile(lambda x: torch.cat([x, x * 2]))
+    for step, tokens in enumerate((6, 3, 6, 3)):
+        x = rows(tokens) + step
+        assert torch.equal(model(x=x), torch.cat([x, x * 2]))
+
+
+def test_an_output_is_a_tensor_of_its_own(rows):
+    model = _compile(lambda x: x + 1)
+    for tokens in (3, 3, 4, 4):
+        x = rows(tokens)
+        assert torch.equal(model(x=x).t_(), (x + 1).t())

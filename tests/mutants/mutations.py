@@ -250,14 +250,14 @@ def _pass_last() -> None:
 
 
 def _live_extent() -> None:
-    stage = executor.Executor._stage
+    staging = executor.Executor._staging
 
-    def stale(self: Any, bound: Any, batch: Any) -> None:
+    def stale(self: Any, bound: Any, batch: Any) -> Any:
         kept = dict(bound.live)
         bound.live = {name: bound.captured.get(name, n) for name, n in kept.items()}
         try:
-            stage(self, bound, batch)
+            return staging(self, bound, batch)
         finally:
             bound.live = kept
 
-    executor.Executor._stage = stale  # type: ignore[method-assign]
+    executor.Executor._staging = stale  # type: ignore[method-assign]
