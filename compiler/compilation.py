@@ -11,13 +11,15 @@ import torch
 from torch import fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from capwise.allow import allowed
 from capwise.axes import Space
 from capwise.facts import val
+from capwise.ops import aten
 from capwise.options import Options
 from capwise.program import main_device
 from capwise.report import Report
 from capwise.trace import Arrival, Traced
-from capwise.transfer.flow import Hazard, Value
+from capwise.transfer.flow import Hazard, Remedy, Value
 
 
 @dataclass
@@ -62,6 +64,16 @@ class Compilation:
     def last_symbol(self, name: str) -> sympy.Symbol:
         """Stands for the last live value of an input."""
         return sympy.Symbol(f"last_{name}")
+
+    def record(self, hazard: Hazard) -> None:
+        """Notes a hazard that no tail is part of: its author's word stands, else its first remedy is taken."""
+        reason = allowed(hazard.node, hazard.code)
+        if reason is not None:
+            hazard.verdict, hazard.chosen = "assumed", Remedy("allow", "allow")
+            hazard.notes += (f"allowed: {reason}",)
+        elif hazard.remedies and self.options.repair != "none":
+            hazard.chosen = hazard.remedies[0]
+        self.hazards.append(hazard)
 
     def live_scalar(self, symbol: str) -> fx.Node:
         """The graph input that holds the live extent of a symbol on the device, made at first use."""
@@ -154,3 +166,18 @@ class Editor:
         if total is None:
             raise ValueError(f"expression: expected a live extent; got {expr}")
         return self.call(torch.ops.aten.add.Tensor, total, constant) if constant else total
+
+
+def replace_read(node: fx.Node, old: fx.Node, new: fx.Node) -> None:
+    """Another value for `old` in every argument that a call reads; what it writes stays."""
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload):
+        node.replace_input_with(old, new)
+        return
+    written = aten.written(op)
+
+    def replaced(name: str, value: Any) -> Any:
+        return value if name in written else fx.node.map_arg(value, lambda n: new if n is old else n)
+
+    args = [replaced(a.name, value) for a, value in zip(op._schema.arguments, node.args)]
+    node.args, node.kwargs = tuple(args), {name: replaced(name, value) for name, value in node.kwargs.items()}

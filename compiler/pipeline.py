@@ -23,23 +23,25 @@ from capwise.passes.launches import Launches
 from capwise.passes.layout import Layout
 from capwise.passes.masked_write import MaskedWrite
 from capwise.passes.mutation import Mutation
+from capwise.passes.overlap import Overlap
 from capwise.passes.padding import Padding
 from capwise.passes.plan import Plan
 from capwise.passes.provenance import Provenance
 from capwise.passes.read_format import ReadFormat
 from capwise.passes.split import Split
 from capwise.passes.storage import Storage
+from capwise.passes.temporary import Temporary
 from capwise.passes.widen import Widen
 from capwise.program import print_graph
 
 
 def analysis() -> list[type[CompilerPass]]:
     facts: list[type[CompilerPass]] = [HostInputs, Annotate, Provenance, Capacity, Storage, Padding]
-    return [*facts, Layout, Launches, Mutation, Asynchronous, Formats, Hazards]
+    return [*facts, Layout, Launches, Overlap, Mutation, Asynchronous, Formats, Hazards]
 
 
 def repair() -> list[type[CompilerPass]]:
-    changes = [MaskedWrite, ContiguousCopy, CopyBack, Finish, ReadFormat, Widen, DeviceScalar, Fill]
+    changes = [MaskedWrite, ContiguousCopy, CopyBack, Finish, ReadFormat, Widen, DeviceScalar, Fill, Temporary]
     return [*changes, Annotate, Provenance, Check]
 
 

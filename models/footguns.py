@@ -1,7 +1,7 @@
 """Wrong programs, each with the code that it must raise.
 
-Each is right when run eagerly ("unit stride" excepted) and wrong, or impossible, in a recorded graph that is chosen by
-the padded number of tokens. `FOOTGUNS[name].case()` makes a fresh Case.
+Each is right when run eagerly ("unit stride" and what is shifted in place excepted) and wrong, or impossible, in a
+recorded graph that is chosen by the padded number of tokens. `FOOTGUNS[name].case()` makes a fresh Case.
 """
 
 from __future__ import annotations
@@ -68,6 +68,19 @@ class WritesSlots(nn.Module):
     def forward(self, x, slots):
         self.cache[slots] = x
         return x + 1
+
+
+class ShiftsColumns(nn.Module):
+    """The largest row of every step goes into a window of columns, whose columns move up."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("window", torch.zeros(WIDTH, SLOTS))
+
+    def forward(self, x):
+        self.window[:, 1:].copy_(self.window[:, :-1])
+        self.window[:, 0] = x.amax(0)
+        return x + self.window.sum(1)
 
 
 class RowOfToken(nn.Module):
@@ -249,6 +262,11 @@ FOOTGUNS: dict[str, Footgun] = {
     "noise a row": Footgun("CW104", "a bucket draws more numbers than eager", _case("noise a row", Noisy)),
     "stale boundaries": Footgun("CW201", "the search reads boundaries of an earlier batch", s1_golden),
     "shift in place": Footgun("CW304", "one launch writes what it has still to read, in no order", naive),
+    "columns shifted in place": Footgun(
+        "CW304",
+        "a column is read where the one before it is written, in the order that a kernel happens to take",
+        _case("columns shifted in place", ShiftsColumns),
+    ),
     "unit stride": Footgun(
         "CW401", "the kernel takes element r of a table for row r's; wrong eagerly too", lambda: s2_golden(4, "unit")
     ),

@@ -65,12 +65,13 @@ def _rows(names: str, row: Row) -> dict[str, Row]:
 TABLE: Mapping[str, Row] = {
     # -- elementwise beyond what the `pointwise` tag covers
     **_rows(
-        "_to_copy clone copy lift_fresh_copy lift_fresh fill masked_fill where to contiguous type_as conj_physical "
+        "_to_copy clone lift_fresh_copy lift_fresh masked_fill where to contiguous type_as conj_physical "
         "floor_divide true_divide zero gelu silu mish hardswish softplus logit clamp_max clamp_min __and__ __or__ "
         "__xor__ relu6 hardtanh leaky_relu elu celu selu prelu _prelu_kernel addcmul addcdiv lerp copysign "
         "native_dropout bernoulli uniform normal exponential cauchy log_normal geometric random",
         Row("pointwise"),
     ),
+    **_rows("copy fill", Row("pointwise", how="move")),  # what is written is what was read
     # -- views
     **{n: Row("view", how="reshape") for n in ("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten")},
     **{n: Row("view", how=n) for n in ("permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select")},
@@ -201,9 +202,10 @@ def base_name(op: torch._ops.OpOverload) -> str:
 @functools.cache
 def row(op: torch._ops.OpOverload) -> Row | None:
     """The row of an ATen overload: from the table, else from its tags, else None (unknown)."""
-    if op.namespace not in ("aten", "prims"):
-        return None
-    name = base_name(op)
+    return _row(op, base_name(op)) if is_core(op) else None
+
+
+def _row(op: torch._ops.OpOverload, name: str) -> Row | None:
     if name in TABLE:
         return TABLE[name]
     functional = getattr(torch.ops.aten, name, None)
@@ -213,6 +215,27 @@ def row(op: torch._ops.OpOverload) -> Row | None:
     if torch.Tag.reduction in op.tags:
         return Row("reduce", "dim", None)
     return None
+
+
+def is_core(op: torch._ops.OpOverload) -> bool:
+    """Whether PyTorch itself says what the op means."""
+    return op.namespace in ("aten", "prims")
+
+
+@functools.cache
+def elementwise(op: torch._ops.OpOverload) -> Row | None:
+    """The row of an op of which each element of a result comes from the elements at its own place; of a `_foreach` op,
+    in the tensors at its own position of the lists. None of any other op."""
+    one = _row(op, base_name(op).removeprefix("_foreach_")) if is_core(op) else None
+    return one if one is not None and one.family == "pointwise" else None
+
+
+@functools.cache
+def overwritten(op: torch._ops.OpOverload) -> str | None:
+    """The argument that the op's in-place form puts its result in, so that the `out=` form may be given it as `out`
+    too; None where there is no such form."""
+    in_place = getattr(torch.ops.aten, f"{base_name(op)}_", None) if is_core(op) else None
+    return op._schema.arguments[0].name if in_place is not None else None
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from capwise.allow import allowed
 from capwise.compilation import CompilerPass
 from capwise.facts import facts, is_tensor, storage_of, val
 from capwise.ops import aten
@@ -45,7 +44,7 @@ class Asynchronous(CompilerPass):
             message = f"{early[0].name} reads the result of {node.target}, which may not be there yet"
             label = f"{waits} does not come before it"
             remedy = Remedy("wait", "wait", arg=first, name=waits._name, cost=1.0)
-            self._add(Hazard("CW304", early[0], message, label, (remedy,) if end is None else (), node))
+            self.state.record(Hazard("CW304", early[0], message, label, (remedy,) if end is None else (), node))
             stop = later.index(first) if end is None else stop
         self._written(node, later[:stop], waits)
 
@@ -60,17 +59,8 @@ class Asynchronous(CompilerPass):
                     continue
                 message = f"{other.name} writes {arg.name}, which {node.target} may still read"
                 remedy = Remedy("hold", "temporary", arg=arg, name=waits._name, cost=1.0)
-                self._add(Hazard("CW304", node, message, f"before {waits}", (remedy,), arg))
+                self.state.record(Hazard("CW304", node, message, f"before {waits}", (remedy,), arg))
                 break
-
-    def _add(self, hazard: Hazard) -> None:
-        reason = allowed(hazard.node, hazard.code)
-        if reason is not None:
-            hazard.verdict, hazard.chosen = "assumed", Remedy("allow", "allow")
-            hazard.notes += (f"allowed: {reason}",)
-        elif hazard.remedies and self.state.options.repair != "none":
-            hazard.chosen = hazard.remedies[0]
-        self.state.hazards.append(hazard)
 
 
 def until(node: fx.Node) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from capwise.allow import allowed
 from capwise.compilation import CompilerPass
 from capwise.contracts import HOST, find
 from capwise.facts import facts, val
@@ -13,6 +14,7 @@ from capwise.trace import span_of
 from capwise.transfer.carried import possible_readers
 from capwise.transfer.flow import Flow, Hazard
 from capwise.transfer.inputs import analyse
+from capwise.transfer.meetings import meetings
 from capwise.transfer.strides import is_satisfied, needs
 
 
@@ -20,7 +22,7 @@ class Check(CompilerPass):
     """The repaired graph is sound iff no hazard is left that was not answered by capacity or a seam."""
 
     name = "check"
-    needs = ("filled", "scalars", "masked", "dense", "returned", "finished", "readable", "wide")
+    needs = ("filled", "scalars", "masked", "dense", "temporaries", "returned", "finished", "readable", "wide")
     gives = ("checked",)
     codes = ("CW901",)
 
@@ -42,6 +44,7 @@ class Check(CompilerPass):
         self._carried(flow, graph)
         state.eager = {n: facts(n).why_eager for n in graph.nodes if facts(n).eager}
         self._strides(graph)
+        self._overlaps(graph)
         return False
 
     def _is_left(self, hazard: Hazard) -> bool:
@@ -67,13 +70,25 @@ class Check(CompilerPass):
 
     def _strides(self, graph: fx.Graph) -> None:
         """A seam would not help a consumer that reads the wrong elements."""
-        answered = {(h.node, h.arg) for h in self.state.hazards if h.chosen is not None and h.chosen.kind != "dense"}
+        copied = ("dense", "temporary")  # copies must be what the consumer assumes
+        chosen = [(h, h.chosen.kind) for h in self.state.hazards if h.chosen is not None]
+        answered = {(h.node, h.arg) for h, kind in chosen if kind not in copied}
         for node in graph.nodes:
             for name, need, arg in needs(node):
                 wrong = not isinstance(need, Frozen) and not is_satisfied(need, val(arg))
                 if wrong and (node, arg) not in answered and self.state.options.repair != "none":
                     message = f"{node.target} assumes a stride that {name} does not have"
                     self._report(Hazard("CW401", node, message, "", (), arg), None)
+
+    def _overlaps(self, graph: fx.Graph) -> None:
+        """A call that reads where it writes, and that nobody answers for."""
+        if self.state.options.repair == "none":
+            return
+        for node in graph.nodes:
+            for found in meetings(node, self.state.space):
+                if allowed(node, "CW304") is None:
+                    message = f"{node.target} reads {found.name} and writes {found.written}, which share memory"
+                    self._report(Hazard("CW304", node, message, "", (), found.arg), None)
 
     def _report(self, hazard: Hazard, repair: str | None) -> None:
         self.state.report.add(

@@ -24,22 +24,14 @@ class ContiguousCopy(CompilerPass):
         for hazard in self.state.hazards:
             if hazard.chosen is None or hazard.chosen.kind != "dense" or hazard.arg is None:
                 continue
-            self._copy(hazard.node, hazard.arg, hazard.chosen.name)
+            self._copy(hazard.node, hazard.arg)
             changed = True
         return changed
 
-    def _copy(self, node: fx.Node, arg: fx.Node, name: str) -> None:
+    def _copy(self, node: fx.Node, arg: fx.Node) -> None:
         copy = Editor(self.state, node).call(aten.clone.default, arg, memory_format=torch.contiguous_format)
         op = node.target
         assert isinstance(op, torch._ops.OpOverload)
-        if name:  # a temporary for one argument that is only read; the others that are the same value stay
-            at = next(i for i, a in enumerate(op._schema.arguments) if a.name == name)
-            if at < len(node.args):
-                node.update_arg(at, copy)
-            else:
-                node.update_kwarg(name, copy)
-            self.state.copies += 1
-            return
         is_written = any(table.argument(op, node.args, node.kwargs, n) is arg for n in table.written(op))
         node.replace_input_with(arg, copy)
         self.state.copies += 1

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from capwise.axes import Rows
-from capwise.compilation import CompilerPass, Editor
+from capwise.compilation import CompilerPass, Editor, replace_read
 from capwise.facts import fact, facts, val
 from capwise.transfer.flow import LAST, Fix
 
@@ -53,7 +53,7 @@ class Fill(CompilerPass):
         else:
             result = self._inner(edit, arg, fix)
         result.meta["capwise_of"] = fix.arg
-        node.replace_input_with(arg, result)
+        replace_read(node, arg, result)
         self.state.fills += 1
 
     def _current(self, node: fx.Node, wanted: fx.Node) -> fx.Node | None:
@@ -93,7 +93,7 @@ class Fill(CompilerPass):
         edit = Editor(self.state, node)
         result = edit.call(aten.remainder.Tensor, arg, edit.expression(live))
         result.meta["capwise_of"] = index
-        node.replace_input_with(arg, result)
+        replace_read(node, arg, result)
         self.state.fills += 1
 
 

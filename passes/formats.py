@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from capwise.allow import allowed
 from capwise.compilation import CompilerPass
 from capwise.facts import is_tensor, storage_of, val
 from capwise.program import is_free, written_arguments
@@ -47,12 +46,7 @@ class Formats(CompilerPass):
             "CW601", node, f"bytes that were written as {was} are read as {taken}",
             "the same bits are other numbers in another 8-bit format", remedies, node,
         )  # fmt: skip
-        reason = allowed(node, hazard.code)
-        if reason is not None:
-            hazard.verdict, hazard.chosen, hazard.notes = "assumed", Remedy("allow", "allow"), (f"allowed: {reason}",)
-        elif remedies and self.state.options.repair != "none":
-            hazard.chosen = remedies[0]
-        self.state.hazards.append(hazard)
+        self.state.record(hazard)
 
 
 def _written_formats(graph: fx.Graph) -> dict[int, set[torch.dtype]]:

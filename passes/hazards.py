@@ -22,7 +22,7 @@ _HELP = {
     "CW202": ("mask padded rows with the live extent: capwise.Live",),
     "CW204": ("name the null row: capwise.Input(..., null=0)",),
     "CW206": ("clamp the index",),
-    "CW304": ("put a barrier between the loads and the stores of a program", "write to another tensor"),
+    "CW304": ("put a barrier between the loads and the stores of a program", "read from a clone of what is written"),
     "CW305": ("declare what the op writes: mutates_args", "write to the view itself"),
     "CW401": ("pass the stride to the kernel", "make the argument contiguous where it is made"),
     "CW601": ("decode in the format that was written", "keep the format with the bytes"),
@@ -34,7 +34,7 @@ class Hazards(CompilerPass):
     """A hazard is reported iff some batch could make replay differ from eager there, with what was done about it."""
 
     name = "hazards"
-    needs = ("rows", "strides", "launches", "mutations", "waits", "formats", "hazards")
+    needs = ("rows", "strides", "launches", "overlaps", "mutations", "waits", "formats", "hazards")
     gives = ("diagnostics",)
 
     def run(self, graph: fx.Graph) -> bool:

@@ -1,33 +1,28 @@
-"""What a launch of a Triton kernel must be sure of by itself: order between reads and writes, and offset width."""
+"""What a launch of a Triton kernel must be sure of by itself: order of what goes through one pointer, offset width."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import fx
 
-from capwise.allow import allowed
 from capwise.axes import as_expr
 from capwise.compilation import CompilerPass
 from capwise.derive import Derivation
-from capwise.facts import facts, is_tensor, storage_of, val
+from capwise.facts import facts, val
 from capwise.kernel_access import KernelHazard
-from capwise.kernel_access.overlap import overlaps
 from capwise.launch import Launch
 from capwise.ops import aten
 from capwise.ops.contract import Contract, Last
 from capwise.runtime.kernel_call import KernelCall, widened
 from capwise.transfer.flow import Hazard, Remedy
 from capwise.transfer.offsets import largest
-from capwise.transfer.overlap import are_disjoint
 
 _LIMIT = 2**31
 
 
 class Launches(CompilerPass):
-    """A launch is sound by itself iff no two of its programs or warps meet where one writes, and every offset that it
-    computes in 32 bits stays below 2**31."""
+    """A launch is sound by itself iff no two of its programs or warps meet where one writes through the pointer that
+    the other reads through, and every offset that it computes in 32 bits stays below 2**31."""
 
     name = "launches"
     needs = ("contract", "rows")
@@ -41,8 +36,6 @@ class Launches(CompilerPass):
                 self._kernel(node, found.derived)
             if found is not None and found.contract is not None and found.derived is None:
                 self._declared(node, found.contract, found.source)
-            if found is not None and found.contract is not None:
-                self._aliases(node, found.contract, tuple(found.contract.arguments), found.derived)
             if found is not None and found.source == "derived":
                 self._assumed(node, found.contract, found.derived)
         return False
@@ -64,8 +57,6 @@ class Launches(CompilerPass):
                     self._overlap(node, row.arg, hazard)
             if any(a.narrow for a in row.accesses):
                 self._width(node, row.arg, found)
-        if found.contract is None:
-            self._aliases(node, None, found.call.pointers, found)
 
     def _declared(self, node: fx.Node, contract: Contract, source: str) -> None:
         """An op whose own author says that one launch reads what it writes: a seam races just as well."""
@@ -80,13 +71,7 @@ class Launches(CompilerPass):
 
     def _add(self, hazard: Hazard, assumed: bool) -> None:
         hazard.verdict = "assumed" if assumed else "refuted"
-        reason = allowed(hazard.node, hazard.code)
-        if reason is not None:
-            hazard.verdict, hazard.chosen = "assumed", Remedy("allow", "allow")
-            hazard.notes += (f"allowed: {reason}",)
-        elif hazard.remedies and self.state.options.repair != "none":
-            hazard.chosen = hazard.remedies[0]
-        self.state.hazards.append(hazard)
+        self.state.record(hazard)
 
     def _overlap(self, node: fx.Node, name: str, hazard: KernelHazard) -> None:
         arg = _argument(node, name)
@@ -146,25 +131,6 @@ class Launches(CompilerPass):
         rank = value.dim()
         return 1 + sum((int(n) - 1) * int(s) for n, s in zip(sizes[:rank], sizes[rank:]))
 
-    def _aliases(
-        self, node: fx.Node, contract: Contract | None, names: Sequence[str], derived: Derivation | None
-    ) -> None:
-        """What is known of an op holds for arguments that do not overlap. Where one that is read may share places with
-        one that is written, the op reads a copy that was made before it."""
-        written = aten.written(_op(node))
-        for name in names:
-            arg = _argument(node, name)
-            others = [w for w in written if w != name and _meet(arg, _argument(node, w))]
-            if name in written or not others or arg is None:
-                continue
-            # One tensor for both: right where every program reads and writes its own places only.
-            twins = all(_argument(node, w) is arg for w in others)
-            if twins and (_keeps_apart(derived, name, others) if derived else contract and contract.locality == "row"):
-                continue
-            remedies = (Remedy("dense", "temporary", arg=arg, name=name, cost=1.0),)
-            message = f"{node.target} reads {name} and writes {others[0]}, which share memory"
-            self._add(Hazard("CW304", node, message, "no order between the two", remedies, arg), True)
-
 
 def _op(node: fx.Node) -> torch._ops.OpOverload:
     assert isinstance(node.target, torch._ops.OpOverload)
@@ -174,20 +140,3 @@ def _op(node: fx.Node) -> torch._ops.OpOverload:
 def _argument(node: fx.Node, name: str) -> fx.Node | None:
     value = aten.argument(_op(node), node.args, node.kwargs, name) if aten.has_argument(_op(node), name) else None
     return value if isinstance(value, fx.Node) else None
-
-
-def _keeps_apart(found: Derivation, name: str, others: Sequence[str]) -> bool:
-    """Whether a kernel's loads through one pointer and its stores through others to the same tensor do not meet, from
-    program to program."""
-    accesses = found.call.summary.accesses
-    loads = [a for a in accesses if a.arg == name and a.kind == "load"]
-    stores = [a for a in accesses if a.arg in others and a.kind == "store"]
-    lost = any(a.reason for a in (*loads, *stores)) or len(stores) < sum(a.arg in others for a in accesses)
-    return not lost and not overlaps([*loads, *stores])
-
-
-def _meet(a: fx.Node | None, b: fx.Node | None) -> bool:
-    """Whether two views may hold one place in common."""
-    if a is None or b is None or not (is_tensor(a) and is_tensor(b)):
-        return False
-    return storage_of(val(a)) == storage_of(val(b)) and not are_disjoint(val(a), val(b))

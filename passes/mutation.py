@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from capwise.allow import allowed
 from capwise.compilation import CompilerPass
 from capwise.facts import is_tensor, storage_of, val
 from capwise.program import is_free, written_arguments
@@ -58,12 +57,7 @@ class Mutation(CompilerPass):
             (Remedy("back", "copy back", arg=copy, cost=1.0),),
             copy,
         )
-        reason = allowed(node, hazard.code)
-        if reason is not None:
-            hazard.verdict, hazard.chosen, hazard.notes = "assumed", Remedy("allow", "allow"), (f"allowed: {reason}",)
-        elif self.state.options.repair != "none":
-            hazard.chosen = hazard.remedies[0]
-        self.state.hazards.append(hazard)
+        self.state.record(hazard)
 
 
 def _is_custom(node: fx.Node) -> bool:

@@ -33,7 +33,7 @@ _TRANSPARENT = ("_to_copy", "clone", "view", "unsqueeze", "alias", "expand", "sl
 
 RemedyKind = Literal[
     "allow", "capacity", "generator", "fill", "scalar", "keep", "dense", "back", "wait", "hold", "format", "widen",
-    "wrap", "stage", "guard", "seam",
+    "wrap", "stage", "guard", "temporary", "seam",
 ]
 
 
@@ -52,8 +52,8 @@ class Fix:
 
 @dataclass(frozen=True)
 class Remedy:
-    """One way to remove a hazard. `label` is what reports say; cost is in launches a step. `name` is the argument that
-    `arg` stands for where the same value is also passed as another."""
+    """One way to remove a hazard. `label` is what reports say; cost is in launches a step. `name` is that of the
+    op that is called to remove it."""
 
     kind: RemedyKind
     label: str

@@ -1,7 +1,8 @@
 """Differential replay: the same history eager and replayed, with adversaries at work. Every idea is a file:
 
 noise (poison in tails), order (of a launch's programs), layouts (two recordings of one key), histories (orders of
-batches, and failing ones made short); run puts them together, blame finds the first differing node.
+batches, and failing ones made short); run puts them together, blame finds the first differing node. reads_first says
+what is right where eager itself depends on an order.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ def _add(result: VerifyResult, run: Run, found: Sequence[Mismatch]) -> None:
     result.steps += run.steps
     result.report.merge(run.compiled.report)
     result.misses += run.compiled.misses
+    result.unordered += [place for place in run.reads_first.found if place not in result.unordered]
 
 
 def _explain(result: VerifyResult, run: Run, order: Sequence[int], first: Mismatch) -> None:

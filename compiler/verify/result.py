@@ -53,7 +53,9 @@ class VerifyResult:
     ok: no mismatch. seen: what each step gave, by "output i" or "state name", if kept. history: the shortest sequence
     of batches (their numbers in the case) found that still fails; adversaries: those without which it does not; first:
     the first node, in execution order, whose values differ then. All empty where nothing failed or on a device.
-    opinion: what torch-mlir says of each captured node, where it was asked (`opinion.Opinion`).
+    unordered: ops of the eager model whose result depends on the order of elements, since they read what they write; it
+    is compared with all reads before all writes. opinion: what torch-mlir says of each captured node, where it was
+    asked (`opinion.Opinion`).
     """
 
     case: str
@@ -65,6 +67,7 @@ class VerifyResult:
     history: list[int] = field(default_factory=list)
     adversaries: tuple[str, ...] = ()
     first: Place | None = None
+    unordered: list[Place] = field(default_factory=list)
     opinion: Any = None
 
     @property
@@ -77,6 +80,8 @@ class VerifyResult:
         if not self.ok:
             first = self.first.to_dict() if self.first is not None else None
             found |= {"history": self.history, "adversaries": list(self.adversaries), "first": first}
+        if self.unordered:
+            found["unordered"] = [{k: v for k, v in place.to_dict().items() if k != "node"} for place in self.unordered]
         if self.opinion is not None:
             found["mlir"] = self.opinion.to_dict()
         return found
@@ -86,6 +91,8 @@ class VerifyResult:
         lines = [head, *[f"  {m}" for m in self.mismatches[:20]]]
         if len(self.mismatches) > 20:
             lines.append(f"  and {len(self.mismatches) - 20} more")
+        for place in self.unordered:
+            lines.append(f"  order of elements decides what this gives, compared with reads before writes: {place}")
         if self.first is not None:
             lines.append(f"  first differing node: {self.first}")
         if self.history:

@@ -23,6 +23,7 @@ from capwise.verify.compare import difference
 from capwise.verify.inputs import Inputs, copied
 from capwise.verify.noise import Noise
 from capwise.verify.order import Order, ordered
+from capwise.verify.reads_first import ReadsFirst
 from capwise.verify.result import Mismatch, Place
 
 # Each alone finds faults that the others do not; what plain replay shows needs none of them.
@@ -84,6 +85,7 @@ class Run:
         self.specs = normalise(options.inputs)
         self.mine = Inputs(self.specs, self.place)
         self.first = Snapshot(self.model, self.mine.statics())
+        self.reads_first = ReadsFirst()
         self.steps = 0
 
     def history(self, order: Sequence[int], adversaries: frozenset[str], all_steps: bool = True) -> list[Mismatch]:
@@ -114,7 +116,7 @@ class Run:
         self.steps += 1
         given = {k: v for k, v in batch.items() if v is not None}
         theirs = self.theirs.fresh(given)
-        with torch.no_grad(), compat.eager_kernels(), self._seeded(step), self.other.at_work():
+        with torch.no_grad(), compat.eager_kernels(), self._seeded(step), self.other.at_work(), self.reads_first:
             expected = self.reference(**theirs)
         right = self._seen(expected, self.reference, theirs)
         self.noise.learn(given)

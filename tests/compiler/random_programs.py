@@ -6,6 +6,9 @@ depend on rounding (what compares or sorts needs one, or eager and replay may di
 memory of the program's own, which the row writes. `{T8.1}` is the same operand wherever it stands in the row, `$a` a
 local name. A row of kind `!` has no value.
 
+What is right is what `capwise.verify` compares with: eager, where each ATen op reads before it writes. The rows of the
+group `overlap` read what they write, and eager's own result then depends on the order in which a kernel takes the rows.
+
 Kinds: T8 is float32 [T, 8]; T24 is [T, 2, 4]; M2 is [2*T, 4], T-major, and H2 the same head-major; `i` and `b` lead
 integers and bools. ids are rows of `table`; seg are request numbers; qsl are boundaries.
 """
@@ -54,7 +57,7 @@ def table() -> dict[str, list[Row]]:
 
 
 ROWS = table()
-WEIGHTS = {"local": 4, "prefix": 2, "mix": 8, "state": 3, "whole": 1, "opaque": 2, "sync": 1}
+WEIGHTS = {"local": 4, "prefix": 2, "mix": 8, "state": 3, "overlap": 1, "whole": 1, "opaque": 2, "sync": 1}
 
 
 @torch.library.custom_op("random_programs::opaque", mutates_args=())

@@ -15,6 +15,8 @@ import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
+import capwise
+
 SPEC = importlib.util.spec_from_file_location("random_programs", Path(__file__).with_name("random_programs.py"))
 made = sys.modules.setdefault("random_programs", importlib.util.module_from_spec(SPEC))
 SPEC.loader.exec_module(made)
@@ -84,6 +86,13 @@ def test_a_wrong_replay_is_a_failure(monkeypatch):
     monkeypatch.setitem(aten.TABLE, "sum", aten.Row("reduce", "dtype", 0))
     monkeypatch.setattr("capwise.transfer.mixing._dims", lambda node, row: [])
     assert "replay differs" in made.failure(program, ("auto",))
+
+
+def test_a_program_that_reads_what_it_writes_is_compared_with_reads_before_writes():
+    """Eager takes the rows in an order, and rows that were written before are read again."""
+    program = _program("self.state[slots, :4] = self.state[:R][:, :4]", "!")
+    assert capwise.verify(made.case(program)).unordered
+    assert made.failure(program) is None
 
 
 def test_a_crash_is_a_failure(monkeypatch):
