@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from timing import host_parts, host_time, print_parts, step_time
+from timing import host_parts, host_time, print_differences, print_parts, step_time
 
 import capwise
 from capwise.models.qwen4_exp import Config, Decoder, Request, build_batch, input_axes, oracle
@@ -239,6 +239,8 @@ def host(model: Decoder, num_spec: int, device: str, lower: str) -> None:
             print(f"{name}: a step {step:.0f} us, the floor {least:.0f} us, ratio {step / least:.3f}", flush=True)
     print()
     print_parts(parts)
+    for tokens, replay in replays.items():
+        print_differences(f"T={tokens}", lambda batch=batches[tokens]: run(**batch), replay)
     print(f"\npieces {run.report.pieces}, seams {len(run.report.seams)}, guard misses {run.misses}")
 
 

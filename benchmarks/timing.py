@@ -93,3 +93,29 @@ def print_parts(rows: Mapping[str, Mapping[str, float]]) -> None:
     print(f"| host time, us | {' | '.join(PARTS)} |\n|{'---|' * (1 + len(PARTS))}")
     for name, parts in rows.items():
         print(f"| {name} | {' | '.join(f'{parts[part]:.1f}' for part in PARTS)} |")
+
+
+def device_times(run: Callable[[], Any], count: int = 10) -> dict[str, tuple[float, float]]:
+    """Kernel -> (launches a step, microseconds a step), those inside of graphs too."""
+    activity = torch.profiler.ProfilerActivity
+    run()
+    synchronize()
+    with torch.profiler.profile(activities=[activity.CUDA]) as profile:
+        for _ in range(count):
+            run()
+        synchronize()
+    found = [e for e in profile.key_averages() if e.device_type.name != "CPU"]
+    return {e.key: (e.count / count, e.self_device_time_total / count) for e in found}
+
+
+def print_differences(title: str, run: Callable[[], Any], floor: Callable[[], Any], most: int = 12) -> None:
+    """The kernels whose time a step differs most from its floor's."""
+    mine, least = device_times(run), device_times(floor)
+    total = [sum(us for _, us in times.values()) for times in (mine, least)]
+    print(f"\n{title}: {total[0]:.0f} us on the device, the floor {total[1]:.0f} us\n")
+    print("| kernel | launches | us | launches of the floor | us of the floor |\n|---|---|---|---|---|")
+    nothing = (0.0, 0.0)
+    names = sorted(mine.keys() | least.keys(), key=lambda n: -abs(mine.get(n, nothing)[1] - least.get(n, nothing)[1]))
+    for name in names[:most]:
+        (n, us), (m, floor_us) = mine.get(name, nothing), least.get(name, nothing)
+        print(f"| {name[:60]} | {n:.0f} | {us:.1f} | {m:.0f} | {floor_us:.1f} |")

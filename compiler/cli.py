@@ -445,6 +445,25 @@ def demo(format: Format = "full") -> int:
 
 @app.command()
 @_command
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="dispatch: host time of a step over its bare calls")],
+    format: Format = "full",
+) -> int:
+    """Measures what capwise itself costs on this machine."""
+    from capwise.bench import as_text, dispatch
+
+    benches = {"dispatch": dispatch}
+    _choice("--format", format, _TEXT_JSON)
+    if name not in benches:
+        raise CliError(f"NAME: expected one of {', '.join(benches)}; got {name!r}{nearest(name, list(benches))}")
+    with _step("measuring", name):
+        rows = benches[name]()
+    _emit(_json([row.to_dict() for row in rows]) if format == "json" else as_text(rows))
+    return 0
+
+
+@app.command()
+@_command
 def env(format: Format = "full") -> int:
     """Prints versions, devices, and which checks are possible here."""
     from capwise.env import as_text, environment

@@ -248,7 +248,8 @@ def test_graph_as_dot_and_as_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "line"),
     [
         (["chek"], "command 'chek': expected one of check, verify, graph, kernels, lower, probe, explain, "
-                   "rules, demo, env; did you mean 'check'?"),
+                   "rules, demo, bench, env; did you mean 'check'?"),
+        (["bench", "dispach"], "NAME: expected one of dispatch; got 'dispach'; did you mean 'dispatch'?"),
         (["check", "t.py:one", "--fromat", "json"], "check: option '--fromat': expected one of --format, "
          "--out, --fail-on, --max-seams, --strict, --key, --repair, --dump, --help; did you mean '--format'?"),
         (["check", "t.py:one", "--format", "jsn"], "option '--format': expected one of full, concise, json, github, "
@@ -357,6 +358,16 @@ def test_rules_lists_every_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[0] == {"code": "CW001", "title": "op has no contract", "repairs": list(RULES["CW001"].repairs)}
     assert main(["rules"]) == 0
     assert capsys.readouterr().out.startswith("CW001  op has no contract\n       repairs: seam, declare")
+
+
+def test_bench_dispatch_stays_near_a_bare_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "dispatch", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["pieces"] for row in rows] == [1, 50]
+    # 15 us + 0.2 us a piece on an idle machine.
+    assert all(0 < row["dispatch"] < 4 * (15 + 0.2 * row["pieces"]) for row in rows), rows
+    assert main(["bench", "dispatch"]) == 0
+    assert capsys.readouterr().out.startswith("host time of a step, us\n    pieces      step")
 
 
 def test_env_is_text_or_json(capsys: pytest.CaptureFixture[str]) -> None:
