@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import copy
 import functools
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -19,25 +20,27 @@ import torch
 from capwise import compat
 
 _MUTABLE = (list, set, dict)
-# An object keeps its dictionary: it is taken, and not compared.
 _DICT = ".__dict__"
 
 
 def constants_of(named: Any, leave_out: Collection[str] = ()) -> dict[str, Any]:
-    """Source -> value of the Python values on the model and in globals that the trace in progress took as constants.
+    """Source -> value of what the trace in progress took as given of the model and of globals.
 
     Args:
         named: the traced wrapper around the model, whose own values never change.
         leave_out: sources that nobody looks at.
     """
     scope, found = compat.python_scope(named), {}
-    for source in sorted(compat.guarded_values() - set(leave_out)):
+    left_out = [re.compile(re.escape(source) + r"(?!\w)") for source in leave_out]
+    for source in sorted(compat.guarded_expressions()):
+        if any(one.search(source) for one in left_out):
+            continue
         walk = _Walk(scope)
         try:
             value = walk.value(source)
         except Exception:  # noqa: BLE001 - an expression of Dynamo's that is no Python says nothing
             continue
-        if source.startswith("G[") or any(passed is named.model for passed in walk.values.values()):
+        if "L['self']" not in source or any(passed is named.model for passed in walk.values.values()):
             found[source] = copy.deepcopy(value) if isinstance(value, _MUTABLE) else value
     return found
 
@@ -120,6 +123,7 @@ class _Walk:
         self.values: dict[str, Any] = dict(scope)
         self._steps: dict[str, str] = {}
         self._names: dict[str, str] = {}
+        self._terms: list[str] = []
         self.is_same: Callable[[], bool] = lambda: False
 
     def value(self, source: str) -> Any:
@@ -135,28 +139,33 @@ class _Walk:
         if isinstance(node, ast.Attribute):
             owner = self._name(node.value)
             if _is_own(self.values[owner], node.attr):
-                return self._step(f"{self._step(owner + _DICT)}[{node.attr!r}]")
-            return self._step(f"{owner}.{node.attr}")
+                return self._step(f"{self._step(owner + _DICT, None)}[{node.attr!r}]")
+            return self._step(f"{owner}.{node.attr}", None if node.attr == "__dict__" else "is")
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             return self._step(f"{self._name(node.value)}[{node.slice.value!r}]")
-        return self._step(ast.unparse(node))
+        if isinstance(node, ast.Name):
+            return self._step(node.id)
+        text = ast.unparse(_Renamed(self._name).generic_visit(node))
+        return self._step(text, None if text.startswith("type(") else "==")
 
-    def _step(self, text: str) -> str:
-        """The name of a step, made if it is new."""
+    def _step(self, text: str, compared: str | None = "is") -> str:
+        """The name of a step, made if it is new, and how it is compared: not at all where it follows from others, an
+        object's type and dictionary from the object."""
         if text in self.values:
             return text
         if text not in self._steps:
             value = eval(text, {}, self.values)  # noqa: S307 - of Dynamo's own source expression
             name = f"v{len(self.values)}"
             self._steps[text], self.values[name] = name, value
+            if compared is not None:
+                self._terms.append(f"({text}) {compared} {name}")
         return self._steps[text]
 
     def compile(self) -> None:
         """Generates what walks all of it at once: one function compares, one follows."""
         roots = [n for n in self.values if n not in self._steps.values()]
         taken = ", ".join(self.values)
-        compared = {text: name for text, name in self._steps.items() if not text.endswith(_DICT)}
-        same = " and ".join(f"{text} is {name}" for text, name in compared.items()) or "True"
+        same = " and ".join(self._terms) or "True"
         lines = [f"    {name} = {text}" for text, name in self._steps.items()]
         code = "\n".join(
             [
@@ -181,3 +190,16 @@ class _Walk:
         """Compares with what is there now from now on."""
         self._same.__defaults__ = tuple(self.values.values())
         self.is_same = self._same
+
+
+class _Renamed(ast.NodeTransformer):
+    """What is computed from sources, with a name for each."""
+
+    def __init__(self, name: Callable[[ast.expr], str]) -> None:
+        self._name = name
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        return ast.Name(self._name(node))
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        return ast.Name(self._name(node))

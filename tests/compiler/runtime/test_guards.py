@@ -34,11 +34,19 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.parts = nn.ModuleList([Part(1.0), Part(2.0)])
-        self.config, self.factors = Config(), [1.0, 2.0]
+        self.config, self.factors, self.gains = Config(), [1.0, 2.0, 3.0], {"one": 1.0}
+        self.act, self.last = nn.ReLU(), torch.sin
+
+    def scaled(self, x):
+        return self.last(self.act(x)) * self.factors[1]
 
     def forward(self, x):
         for part in self.parts:
-            x = part(x) * self.factors[1]
+            x = self.scaled(part(x))
+        for name in self.gains:
+            x = x + len(name)
+        for factor in self.factors:
+            x = x + factor
         return x * self.config.scale + (OFFSET if self.config.kind == "plus" else 0.0)
 
 
@@ -52,6 +60,14 @@ CHANGES = {
     "an attribute's type": lambda m: setattr(m.parts[0], "gain", 3.5),
     "an item of a list": lambda m: m.factors.__setitem__(1, 4.0),
     "a field of the config": lambda m: setattr(m.config, "kind", "none"),
+    "a submodule without tensors": lambda m: setattr(m, "act", nn.Sigmoid()),
+    "one submodule more": lambda m: m.parts.append(Part(5.0)),
+    "an item more": lambda m: m.factors.append(4.0),
+    "an item less": lambda m: m.factors.pop(),
+    "a key": lambda m: (m.gains.pop("one"), m.gains.update(eleven=1.0)),
+    "a function": lambda m: setattr(m, "last", torch.cos),
+    "a method": lambda m: setattr(m, "scaled", lambda x: x * 7),
+    "a method of a submodule": lambda m: setattr(m.parts[0], "forward", lambda x: x * 7),
     "the config": lambda m: setattr(m, "config", Config(scale=9.0)),
 }
 
@@ -68,6 +84,20 @@ def test_a_change_is_noticed_at_the_next_call(change):
         assert not torch.equal(model(x), before)
         for _ in range(2):
             assert torch.equal(compiled(x=x), model(x))
+
+
+def test_where_nothing_changed_one_comparison_is_all(monkeypatch):
+    model, x, followed = Model(), torch.ones(3, 4), []
+    compiled = capwise.compile(model, inputs={"x": ("T", 4)}, capture="tape")
+    slow = Guards._lead_there
+    monkeypatch.setattr(Guards, "_lead_there", lambda self, walk: followed.append(1) or slow(self, walk))
+    for _ in range(5):
+        compiled(x=x)
+    assert len(followed) == 1
+    model.config = Config()
+    for _ in range(3):
+        compiled(x=x)
+    assert len(followed) == 2
 
 
 class Named:
