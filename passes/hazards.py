@@ -22,7 +22,7 @@ _HELP = {
     "CW202": ("mask padded rows with the live extent: capwise.Live",),
     "CW204": ("name the null row: capwise.Input(..., null=0)",),
     "CW206": ("clamp the index",),
-    "CW304": ("put a barrier between the loads and the stores of a program", "read from a clone of what is written"),
+    "CW304": ("read from a clone of what is written", "put a barrier between the loads and the stores of a program"),
     "CW305": ("declare what the op writes: mutates_args", "write to the view itself"),
     "CW401": ("pass the stride to the kernel", "make the argument contiguous where it is made"),
     "CW601": ("decode in the format that was written", "keep the format with the bytes"),

@@ -35,6 +35,11 @@ class ReadsFirst(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[Place] = []
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """A model that compiles a part of itself, as flex_attention does, does so under this mode too."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload) or not aten.is_core(func) or not aten.written(func):

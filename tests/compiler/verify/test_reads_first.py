@@ -90,6 +90,17 @@ def test_results_and_lists_are_those_of_the_op():
     assert [p.op for p in mode.found] == ["aten._foreach_copy_.default", "aten.mul_.Tensor"]
 
 
+def test_branches_and_compiled_parts_of_a_model_run():
+    """A higher-order op, as it is called eagerly, compiles itself."""
+    state = _state()
+    with torch.no_grad(), ReadsFirst() as mode:
+        shifted = torch.cond(state.sum() > 0, lambda s: s + 1, lambda s: s - 1, (state,))
+        torch.compile(shift, backend="eager", fullgraph=True)(state)
+    right = _state()
+    right[:, 1:] = right[:, :-1].clone()
+    assert torch.equal(shifted, _state() + 1) and torch.equal(state, right) and len(mode.found) == 1
+
+
 indices = st.lists(st.integers(0, 5), min_size=1, max_size=5, unique=True)
 
 
