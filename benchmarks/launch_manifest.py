@@ -83,13 +83,17 @@ def check_constants(artifact: Artifact, bound: dict[str, Any]) -> None:
 
 
 def on_device(launch: Recorded) -> dict[str, Any]:
-    """The launch's arguments, tensors copied to the GPU as they lie."""
-    made: dict[str, Any] = {}
+    """The launch's arguments, tensors copied to the GPU as they lie; two that are one stay one."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    made: dict[str, Any] = dict(launch.bound)
     for name, value in launch.bound.items():
-        made[name] = value
         if isinstance(value, torch.Tensor):
-            there = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
-            made[name] = there.copy_(value)
+            held = value.untyped_storage()
+            if held.data_ptr() not in storages:
+                storages[held.data_ptr()] = held.cuda()
+            whole = torch.empty(0, dtype=value.dtype, device="cuda")
+            there = storages[held.data_ptr()]
+            made[name] = whole.set_(there, value.storage_offset(), value.shape, value.stride())
     return made
 
 
