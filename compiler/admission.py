@@ -103,7 +103,10 @@ class Admission:
         """
         for name in self._boundaries:
             value = batch.get(name)
-            if value is not None and value.device.type == "cpu" and bool((value[1:] < value[:-1]).any()):
+            if value is None or value.device.type != "cpu":
+                continue
+            starts = value.numpy()
+            if (starts[1:] < starts[:-1]).any():
                 raise InputError(f"{name}: expected boundaries that do not decrease; got a decrease")
 
     def signature(self, batch: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -76,7 +76,9 @@ class _Runner:
         self.unnamed = _has_unnamed_sizes(gm, traced[0].symbols)
         self.layouts: dict[tuple[Any, ...], tuple[Executor, Layout]] = {}
         self.names = [argument_of(p) for p in gm.graph.find_nodes(op="placeholder")]
-        self.sources = [compat.source_of(p) for p in gm.graph.find_nodes(op="placeholder")]
+        by_source = {compat.source_of(p): i for i, p in enumerate(gm.graph.find_nodes(op="placeholder"))}
+        arrivals = [executor.program.arrivals.items() for executor in self.executors]
+        self.state_args = [[(n, by_source[a.source]) for n, a in found if a.kind == "state"] for found in arrivals]
         # What is no tensor may be an extent.
         numbers = [not isinstance(p.meta["example_value"], torch.Tensor) for p in gm.graph.find_nodes(op="placeholder")]
         self.inputs = [i for i, name in enumerate(self.names) if name is not None or numbers[i]]
@@ -145,9 +147,7 @@ class _Runner:
         return True
 
     def _bind_state(self, executor: Executor, args: Sequence[Any]) -> None:
-        by_source = dict(zip(self.sources, args))
-        arrivals = executor.program.arrivals.items()
-        state = {name: by_source[a.source] for name, a in arrivals if a.kind == "state"}
+        state = {name: args[i] for name, i in self.state_args[self.executors.index(executor)]}
         if not executor.holds(state):
             executor.rebind(state)
             self.layouts.clear()
