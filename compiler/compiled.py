@@ -22,15 +22,13 @@ from capwise.options import Options
 from capwise.program import Program
 from capwise.report import Diagnostic, Report, Span
 from capwise.runtime.arena import Arena
-from capwise.runtime.dispatch import captured_extents, choose_key, layout_of
+from capwise.runtime.dispatch import MAX_LAYOUTS, captured_extents, choose_key, layout_of
 from capwise.runtime.executor import Executor, Layout
 from capwise.runtime.guards import Guards, constants_of
 from capwise.trace import Named, mark, to_aten, unbacked_ints
 
 # Programs of one signature that differ in a Python value only: a value that is new at every step would never stop.
 MAX_VALUES = 8
-# Layouts seen lately; each is one dictionary entry of a few hundred bytes.
-MAX_TICKETS = 4096
 
 
 class TraceError(RuntimeError):
@@ -139,7 +137,7 @@ class CompiledModel:
         variant = self.variants.get(self.admission.signature(batch))
         if variant is None or not variant.direct or not variant.guards.hold():
             return self._through_dynamo(batch, extents)
-        if len(self._tickets) >= MAX_TICKETS:
+        if len(self._tickets) >= MAX_LAYOUTS:
             self._tickets.clear()
         self._tickets[layout] = self._ticket(variant, extents)
         return self(**batch)

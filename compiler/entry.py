@@ -24,14 +24,12 @@ from capwise.options import Key, Options
 from capwise.program import Program
 from capwise.report import Report
 from capwise.runtime.arena import Arena
-from capwise.runtime.dispatch import captured_extents, choose_key, layout_of
+from capwise.runtime.dispatch import MAX_LAYOUTS, captured_extents, choose_key, layout_of
 from capwise.runtime.executor import Executor, Layout
 from capwise.trace import argument_of, to_aten
 
 log = logging.getLogger(__name__)
 _arenas: dict[bool, Arena] = {}
-# Layouts seen lately; each holds the views that its steps copy to and return.
-MAX_LAYOUTS = 4096
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], values: Mapping[str, Any]) -> Callable[..., Any]:

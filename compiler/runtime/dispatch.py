@@ -10,6 +10,9 @@ import torch
 
 from capwise.options import Key
 
+# Layouts seen lately that are remembered; each has some ten kilobytes of views that its steps copy to and return.
+MAX_LAYOUTS = 2048
+
 
 def choose_key(keys: Sequence[Key], extents: Mapping[str, int]) -> int:
     """Index of the most specific key that holds for a batch: one with more symbols only where requests are uniform.
