@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -111,3 +114,29 @@ def test_host_values_of_all_kinds_cross_in_one_buffer() -> None:
         packing(values)
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(packing.landed, values))
     assert len(made) == 1 and len({t.untyped_storage()._cdata for t in packing.landed}) == 1
+
+
+def test_more_copies_than_a_launch_takes_are_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = []
+
+    def launcher(device: torch.device, blocks: int) -> Callable[..., None]:
+        def launch(*arguments: int) -> None:
+            launches.append(blocks)
+            compat.run_interpreted(stage_kernel, (blocks,), **dict(zip(stage_kernel.arg_names, arguments)))
+
+        return launch
+
+    monkeypatch.setattr(staging, "_launcher", launcher)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    pairs = [*_samples(), *_samples()]
+    landed, live = pairs[3][1], [torch.zeros((), dtype=torch.int64) for _ in range(2)]
+    copied = [(p, v, landed if i == 3 else i) for i, (p, v) in enumerate(pairs)]
+    fused = staging.Fused(copied, [(live[0], 5), (live[1], 1 << 40)])
+    fused([torch.zeros(1) if i == 3 else v for i, (_, v) in enumerate(pairs)])
+    _check(pairs)
+    assert [int(n) for n in live] == [5, 1 << 40] and len(launches) == 2
+    for _, value in pairs:
+        value.zero_()
+    fused([v for _, v in pairs])
+    _check(pairs)
