@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from capwise.claims.calls import MORE, Calls, Refuted
+from capwise.claims.calls import MORE, Calls, Refuted, Result
 from capwise.ops import contract as c
 
 
@@ -23,9 +23,23 @@ def check(calls: Calls) -> Iterator[Refuted]:
                 f"tail of {', '.join(fields)}", f"{symbol} padded from {calls.live[symbol]} by {MORE}: {seen}"
             )
             continue
+        yield from _results(calls, symbol, base, padded)
         for name, axes in calls.axes.items():
             if symbol in calls.specs[name].symbols and isinstance(axes.tail, (c.Any, c.Finite)):
                 yield from _noise(calls, symbol, name, axes, base)
+
+
+def _results(calls: Calls, symbol: str, base: Result, padded: Result) -> Iterator[Refuted]:
+    """Padded rows of a result hold what the contract says of its tail."""
+    for name, value in padded.outs.items():
+        axes = calls.contract.arguments.get(name)
+        if axes is None or symbol not in axes.axes or not isinstance(axes.tail, c.Fill):
+            continue
+        dim, wanted = axes.axes.index(symbol), calls.wanted(axes)
+        live = base.outs[name].shape[dim]
+        tail = value.narrow(dim, live, value.shape[dim] - live)
+        if bool((tail != wanted).any()):
+            yield Refuted(f"tail of {name}", f"{symbol} padded by {MORE}: it does not hold {wanted}")
 
 
 def _noise(calls: Calls, symbol: str, name: str, axes: c.Axes, base: Any) -> Iterator[Refuted]:

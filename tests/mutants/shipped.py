@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,23 +51,53 @@ def test_no_claim_of_a_shipped_op_is_refuted(op):
     assert [one.field for one in found] == known, [str(one) for one in found]
 
 
+# On a CPU the reference runs, which asks the host for nothing.
+ON_DEVICE = {"gdn_chunked_": {"syncs"}}
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op._schema.name.partition("::")[2])
+def test_no_claim_of_a_shipped_op_is_weaker_than_samples_ask_for(op):
+    held, name = c.declared(op), op._schema.name.partition("::")[2]
+    calls = list(calls_of(op))
+    stronger = {flag: replace(held, **{flag: False}) for flag in ("syncs", "hidden", "overlap") if getattr(held, flag)}
+    results = [axes for n, axes in held.rows.items() if n.startswith("out")]
+    if results:
+        weaker = c.LOCALITIES[: c.LOCALITIES.index(held.locality)]
+        stronger |= {f"locality {one}": replace(held, locality=one) for one in weaker if one in ("row", "segment")}
+    if all(isinstance(axes.tail, c.Any) for axes in results):
+        stronger |= {
+            f"tail of {n}": replace(held, rows={**held.rows, n: replace(axes, tail=c.Any())})
+            for n, axes in held.rows.items()
+            if not isinstance(axes.tail, c.Any)
+        }
+    for what, one in stronger.items():
+        assert what in ON_DEVICE.get(name, ()) or refuted(op, calls, one), what
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op._schema.name.partition("::")[2])
+def test_a_result_is_written(op):
+    outs = [n for n in c.declared(op).arguments if n not in {a.name for a in op._schema.arguments}]
+    assert all(c.declared(op).arguments[n].write for n in outs)
+
+
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op._schema.name.partition("::")[2])
 def test_a_contract_says_which_arguments_are_row_numbers(op):
     """With a row number for all of its values an op writes that row of its state alone, and nothing with the null one:
-    the contract says so, with the number."""
+    the contract says so, with the number. A row may span the first dimensions."""
     held = c.declared(op)
     for _, call in calls_of(op):
-        for name, into in itertools.product(held.requests, held.state):
-            given = call[name]
-            if given.dtype not in (torch.int32, torch.int64) or isinstance(held.requests[name].tail, c.Last):
+        for (name, axes), into, lead in itertools.product(held.arguments.items(), held.state, (1, 2)):
+            given = call.get(name)
+            if given is None or given.dtype not in (torch.int32, torch.int64) or isinstance(axes.tail, c.Last):
                 continue
-            written = [_rows_written(op, call, name, into, row) for row in (0, 1, 2)]
-            if written == [set(), {1}, {2}]:
-                assert (held.requests[name].into, held.requests[name].null) == (into, 0), name
+            written = {row: _rows_written(op, call, name, into, row, lead) for row in (-1, 0, 1, 2)}
+            if written[1] == {1} and written[2] == {2}:
+                null = next(row for row in (0, -1) if not written[row])
+                assert (axes.into, axes.null) == (into, null), name
 
 
-def _rows_written(op, call, name, into, row):
+def _rows_written(op, call, name, into, row, lead):
     given = {**call, into: call[into].clone(), name: torch.full_like(call[name], row)}
     op(**given)
-    changed = (given[into] != call[into]).flatten(1).any(1)
+    changed = (given[into] != call[into]).flatten(lead).any(lead).flatten()
     return set(changed.nonzero().flatten().tolist())

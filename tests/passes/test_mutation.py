@@ -25,6 +25,14 @@ def _() -> Contract:
     return Contract(rows={"x": Axes((None,), write=True)}, locality="row")
 
 
+def _dense(x):
+    return x.contiguous()
+
+
+def _own(x):
+    return x.clone()
+
+
 class Column(nn.Module):
     """Adds to a column of a table through `how` of it."""
 
@@ -66,7 +74,7 @@ def _findings(program):
 
 def test_a_write_to_a_dense_copy_is_carried_back(make_case, program_of, replays, differs):
     def case():
-        made = make_case(Column(torch.Tensor.contiguous))
+        made = make_case(Column(_dense))
         made.reference = InPlace(None)
         return made
 
@@ -87,19 +95,19 @@ class ReadBefore(Column):
 
 
 def test_a_clone_that_is_asked_for_is_meant(make_case, program_of, replays):
-    in_place = Column(torch.Tensor.contiguous, in_place=True)
-    for model in (Column(torch.Tensor.clone), in_place, ReadBefore(None)):
+    in_place = Column(_dense, in_place=True)
+    for model in (Column(_own), in_place, ReadBefore(None)):
         assert not _findings(program_of(make_case(model)))
         replays(make_case(model))
 
 
 def test_no_finding_where_the_write_arrives_or_is_read(make_case, program_of):
-    for model in (Column(torch.Tensor.contiguous, back=True), InPlace(None), Read(None)):
+    for model in (Column(_dense, back=True), InPlace(None), Read(None)):
         assert not _findings(program_of(make_case(model)))
 
 
 def test_before_and_after(make_case, around, text):
-    before, after = around(make_case(Column(torch.Tensor.contiguous)), "copy_back")
+    before, after = around(make_case(Column(_dense)), "copy_back")
     lines = [line for line in after.splitlines() if line not in before.splitlines()]
     assert [line.split("=")[-1].split("(")[0].strip() for line in lines if "copy_" in line] == ["aten.copy_.default"]
     assert around(make_case(Read(None)), "copy_back")[0] == around(make_case(Read(None)), "copy_back")[1]

