@@ -21,8 +21,10 @@ _LAYER_SEED_STEP = 10007
 
 
 LINEAR, INDEXED = "linear_attention", "indexed_attention"
-# A checkpoint's own word for the layers whose attention has an indexer.
-_KINDS = {"full_attention": INDEXED, LINEAR: LINEAR, INDEXED: INDEXED}
+# Checkpoints say "full_attention" for the layers whose attention has an indexer; releases of transformers have each a
+# word of their own, and take that of the checkpoints.
+_CHECKPOINT = "full_attention"
+_KINDS = {LINEAR: LINEAR, INDEXED: INDEXED, _CHECKPOINT: INDEXED, "qwen_sparse_attention": INDEXED}
 _GATES = ("sigmoid", "silu")
 _POSITIVE = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim linear_key_head_dim "
@@ -274,7 +276,8 @@ class Config:
         rope = {"rope_type": "default", "mrope_interleaved": True}
         rope |= {"rope_theta": self.rope_theta, "partial_rotary_factor": self.partial_rotary_factor}
         rope["mrope_section"] = list(self.mrope_section)
-        lists = {n: list(plain[n]) for n in ("layer_types", "ple_layer_ids")}
+        kinds = [_CHECKPOINT if kind == INDEXED else kind for kind in self.layer_types]
+        lists = {"layer_types": kinds, "ple_layer_ids": list(self.ple_layer_ids)}
         return {**plain, **lists, **_FIXED, "rope_parameters": rope}
 
     @property

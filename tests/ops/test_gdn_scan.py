@@ -43,6 +43,8 @@ def _call(lengths, seed, dtype=torch.float32):
 def _theirs(call, rows, state):
     """transformers' recurrence over some rows of one request: outputs [n, HV, DV] and the state after."""
     parts = [call[n][rows][None] for n in ("q", "k", "v", "g", "beta")]
+    # Some releases of transformers repeat key heads inside, some before.
+    parts[:2] = [part.repeat_interleave(HV // part.shape[2], 2) for part in parts[:2]]
     out, after = torch_recurrent_gated_delta_rule(
         *parts, initial_state=state[None], output_final_state=True, use_qk_l2norm_in_kernel=True
     )

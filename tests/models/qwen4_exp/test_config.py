@@ -87,6 +87,8 @@ def test_a_wrong_field_is_named_with_what_was_expected(field, value, text):
 def test_the_released_schedule_of_layers():
     config = Config(layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 12)
     assert config == Config() and config.layer_types.count("indexed_attention") == 12
+    assert config == Config(layer_types=(["linear_attention"] * 3 + ["qwen_sparse_attention"]) * 12)
+    assert set(config.to_dict()["layer_types"]) == {"linear_attention", "full_attention"}
     assert (config.rotary_dim, config.blocks_per_query, config.gdn_conv_width) == (64, 512, 10240)
     assert [config.ring_capacity(s) for s in (0, 1, 3, 4, 5)] == [4, 8, 8, 8, 12]
 

@@ -36,7 +36,7 @@ def _plain(draft: DraftLayer, streams: torch.Tensor, next_ids: torch.Tensor) -> 
     qwen = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
     from transformers import Qwen4ExpTextConfig
 
-    alone = {"num_hidden_layers": 1, "layer_types": ["indexed_attention"], "ple_layer_ids": []}
+    alone = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "ple_layer_ids": []}
     config = Qwen4ExpTextConfig(**{**SMALL.to_dict(), **alone})
     config._attn_implementation, config._experts_implementation = "sdpa", "eager"
     theirs = qwen.Qwen4ExpTextModel(config).eval()
