@@ -21,6 +21,10 @@ from capwise.ops.metadata import NULL_PAGE, page_of, pages_of
 LOG2_E = 1.4426950408889634
 # Up to so many tokens there are too few programs to fill a device: what a token sees is split, always the same way.
 FEW_TOKENS, MANY_SPLITS = 128, 8
+# Places that are worked on together, and bytes of keys, or of values, as they fit twice into what every target shares
+# within a program. One H200, 24 heads of 256 columns on 2, 2051 places a token: 8192 tokens take 4.8 ms with 64 places
+# and four warps, 6.1 with 32, 6.2 with eight warps, 7.4 with 128 and eight; a decode of 64 requests 89 to 91 us.
+PLACES, TILE_BYTES = 64, 1 << 15
 
 
 def sparse_attention_reference(
@@ -51,30 +55,67 @@ def sparse_attention_reference(
 
 
 @jit
-def _attend(
-    first, end, q, row_at, request, position, visible, chosen, blocks_ptr, cache_ptr, table_ptr, head, requests,
-    table_width, pages, page_size, width, scale, blocks_column, table_row, table_column, cache_page, cache_place,
-    cache_part, cache_head, cache_column,
-    RATIO: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Places first..end-1 of what a query sees: the chosen blocks, then the tail -> (weighted sum, sum, maximum).
+def _seen_slots_kernel(
+    blocks_ptr, row_ptr, position_ptr, table_ptr, slots_ptr, count_ptr,
+    requests, k, table_width, pages, most, blocks_row, blocks_column, row_stride, position_stride, table_row,
+    table_column,
+    RATIO: tl.constexpr, PAGE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """What one token sees, the chosen blocks and then the tail: slots int32 [T, most], page * PAGE + place in it or -1,
+    and how many of them there are."""
+    token = tl.program_id(0).to(tl.int64)
+    request = tl.load(row_ptr + token * row_stride).to(tl.int64)
+    position = tl.load(position_ptr + token * position_stride).to(tl.int64)
+    known = (request >= 0) & (request < requests) & (position >= 0)
+    position = tl.where(known, position, -1)
+    visible = (position + 1) // RATIO
+    row_at = token * blocks_row
+    rank = tl.arange(0, BLOCK_K)
+    chosen = tl.load(blocks_ptr + row_at + rank.to(tl.int64) * blocks_column, mask=rank < k, other=-1)
+    closed = tl.max(tl.where(chosen >= 0, rank + 1, 0), 0) * RATIO
+    count = tl.where(known, closed + (position + 1 - visible * RATIO).to(tl.int32), 0)
+    tl.store(count_ptr + token, count)
+    for start in range(0, count, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        block_at = row_at + (place // RATIO).to(tl.int64) * blocks_column
+        block = tl.load(blocks_ptr + block_at, mask=place < closed, other=-1).to(tl.int64)
+        there = tl.where(place < closed, (block >= 0) & (block < visible), place < count)
+        at = tl.where(place < closed, block * RATIO + place % RATIO, visible * RATIO + place - closed)
+        page = page_of(request, at, there, table_ptr, requests, table_width, PAGE, table_row, table_column)
+        there = there & (page > 0) & (page < pages)
+        slot = tl.where(there, page * PAGE + at % PAGE, -1).to(tl.int32)
+        tl.store(slots_ptr + token * most + place, slot, mask=place < count)
 
-    Logits are in units of log 2; the maximum is -inf where nothing is seen.
+
+@jit
+def _sparse_attention_kernel(
+    q_ptr, cache_ptr, slots_ptr, count_ptr, out_ptr, sums_ptr,
+    heads, group, width, most, scale, split_size, q_row, q_head, q_column, cache_page, cache_place, cache_part,
+    cache_head, cache_column,
+    PAGE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):
+    """One token, the query heads of one key head, and one split of the places that they see.
+
+    With one split, out is the result; else [T, HQ, SPLITS, D] of weighted sums, and sums [T, HQ, SPLITS, 2]. Logits are
+    in units of log 2; the maximum is -inf where nothing is seen.
     """
-    column = tl.arange(0, BLOCK_D)
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    first = tl.program_id(2) * split_size
+    end = tl.minimum(first + split_size, tl.load(count_ptr + token))
+    lane, column = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
+    mine = (lane < group)[:, None] & (column < width)[None, :]
+    query_head = head * group + lane
+    q_at = token * q_row + query_head[:, None] * q_head + column[None, :] * q_column
+    q = tl.load(q_ptr + q_at, mask=mine, other=0.0)
     accumulated = tl.zeros((BLOCK_H, BLOCK_D), dtype=tl.float32)
     total = tl.zeros((BLOCK_H,), dtype=tl.float32)
     highest = tl.full((BLOCK_H,), float("-inf"), dtype=tl.float32)
     for start in range(first, end, BLOCK_N):
         place = start + tl.arange(0, BLOCK_N)
-        closed = place < chosen * RATIO
-        block_at = row_at + (place // RATIO).to(tl.int64) * blocks_column
-        block = tl.load(blocks_ptr + block_at, mask=(place < end) & closed, other=-1).to(tl.int64)
-        there = tl.where(closed, (block >= 0) & (block < visible), place < end)
-        at = tl.where(closed, block * RATIO + place % RATIO, visible * RATIO + place - chosen * RATIO)
-        page = page_of(request, at, there, table_ptr, requests, table_width, page_size, table_row, table_column)
-        there = there & (page > 0) & (page < pages)
-        seen_at = page * cache_page + at % page_size * cache_place + head * cache_head
+        slot = tl.load(slots_ptr + token * most + place, mask=place < end, other=-1)
+        there = slot >= 0
+        page, inside = slot.to(tl.uint32) // PAGE, slot.to(tl.uint32) % PAGE
+        seen_at = page.to(tl.int64) * cache_page + inside.to(tl.int64) * cache_place + head * cache_head
         keys_at = seen_at[None, :] + column[:, None] * cache_column
         keys = tl.load(cache_ptr + keys_at, mask=there[None, :] & (column < width)[:, None], other=0.0)
         logits = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * scale
@@ -89,46 +130,6 @@ def _attend(
         accumulated += tl.dot(weight.to(q.dtype), values.to(q.dtype), input_precision="ieee")
         total = total * shrink + tl.sum(weight, 1)
         highest = above
-    return accumulated, total, highest
-
-
-@jit
-def _sparse_attention_kernel(
-    q_ptr, cache_ptr, blocks_ptr, row_ptr, position_ptr, table_ptr, out_ptr, sums_ptr,
-    requests, heads, group, width, k, table_width, pages, page_size, scale, split_size, q_row, q_head, q_column,
-    cache_page, cache_place, cache_part, cache_head, cache_column, blocks_row, blocks_column, row_stride,
-    position_stride, table_row, table_column,
-    RATIO: tl.constexpr, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """One token, the query heads of one key head, and one split of the places that they see.
-
-    With one split, out is the result; else [T, HQ, SPLITS, D] of weighted sums, and sums [T, HQ, SPLITS, 2].
-    """
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    request = tl.load(row_ptr + token * row_stride).to(tl.int64)
-    position = tl.load(position_ptr + token * position_stride).to(tl.int64)
-    known = (request >= 0) & (request < requests) & (position >= 0)
-    position = tl.where(known, position, -1)
-    visible = (position + 1) // RATIO
-    row_at = token * blocks_row
-    rank = tl.arange(0, BLOCK_K)
-    block = tl.load(blocks_ptr + row_at + rank.to(tl.int64) * blocks_column, mask=rank < k, other=-1)
-    chosen = tl.max(tl.where(block >= 0, rank + 1, 0), 0)
-    places = chosen + (position + 1 - visible * RATIO).to(tl.int32) + chosen * (RATIO - 1)
-    first = tl.program_id(2) * split_size
-    end = tl.where(known, tl.minimum(first + split_size, places), 0)
-
-    lane, column = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
-    mine = (lane < group)[:, None] & (column < width)[None, :]
-    query_head = head * group + lane
-    q_at = token * q_row + query_head[:, None] * q_head + column[None, :] * q_column
-    q = tl.load(q_ptr + q_at, mask=mine & known, other=0.0)
-    accumulated, total, highest = _attend(
-        first, end, q, row_at, request, position, visible, chosen, blocks_ptr, cache_ptr, table_ptr, head, requests,
-        table_width, pages, page_size, width, scale, blocks_column, table_row, table_column, cache_page, cache_place,
-        cache_part, cache_head, cache_column, RATIO, BLOCK_H, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
     out_at = (token * heads + query_head) * SPLITS + tl.program_id(2)
     if SPLITS == 1:
         accumulated = tl.where((total > 0)[:, None], accumulated / tl.where(total > 0, total, 1.0)[:, None], 0.0)
@@ -163,9 +164,31 @@ def _launch(q, kv_cache, blocks, token_to_req, logical_pos, block_table, ratio, 
     tokens, heads, width = q.shape
     pages, page_size, _, kv_heads, _ = kv_cache.shape
     k = blocks.shape[1]
-    block_n = max(block(k * ratio, q, gpu=64 // q.element_size(), cpu=32), 16)
-    block_d = max(power_of_two(width), 16)
     most = k * ratio + ratio - 1
+    slots, count = blocks.new_empty((tokens, most), dtype=torch.int32), blocks.new_empty(tokens, dtype=torch.int32)
+    _seen_slots_kernel[(tokens,)](
+        blocks,
+        token_to_req,
+        logical_pos,
+        block_table,
+        slots,
+        count,
+        block_table.shape[0],
+        k,
+        block_table.shape[1],
+        pages,
+        most,
+        *blocks.stride(),
+        token_to_req.stride(0),
+        logical_pos.stride(0),
+        *block_table.stride(),
+        RATIO=ratio,
+        PAGE=page_size,
+        BLOCK_K=power_of_two(k),
+        BLOCK=block(most, q, gpu=1024, cpu=4096),
+    )
+    block_d = max(power_of_two(width), 16)
+    block_n = max(block(k * ratio, q, gpu=min(PLACES, TILE_BYTES // (block_d * q.element_size())), cpu=32), 16)
     splits = MANY_SPLITS if tokens <= FEW_TOKENS else 1
     split_size = -(-most // (splits * block_n)) * block_n
     splits = -(-most // split_size)
@@ -176,31 +199,20 @@ def _launch(q, kv_cache, blocks, token_to_req, logical_pos, block_table, ratio, 
     _sparse_attention_kernel[(tokens, kv_heads, splits)](
         q,
         kv_cache,
-        blocks,
-        token_to_req,
-        logical_pos,
-        block_table,
+        slots,
+        count,
         parts,
         sums,
-        block_table.shape[0],
         heads,
         heads // kv_heads,
         width,
-        k,
-        block_table.shape[1],
-        pages,
-        page_size,
+        most,
         scale * LOG2_E,
         split_size,
         *q.stride(),
         *kv_cache.stride(),
-        *blocks.stride(),
-        token_to_req.stride(0),
-        logical_pos.stride(0),
-        *block_table.stride(),
-        RATIO=ratio,
+        PAGE=page_size,
         SPLITS=splits,
-        BLOCK_K=power_of_two(k),
         BLOCK_H=max(power_of_two(heads // kv_heads), 16),
         BLOCK_N=block_n,
         BLOCK_D=block_d,

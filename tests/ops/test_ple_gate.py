@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capwise import compat
-from capwise.ops.ple_gate import MANY, ple_gate
+from capwise.ops.launch import device_tiles
+from capwise.ops.ple_gate import ple_gate
 
 
 def _sample(tokens, hc, width, seed, dtype=torch.float32):
@@ -67,11 +68,11 @@ def test_kernel_equals_reference(tokens, hc, width, seed, strided):
         assert a.dtype == dtype and torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance)
 
 
-def test_streams_one_after_another():
-    """As a program has them where tokens are many."""
-    args = _sample(MANY, 2, 3, 5)
+def test_tokens_one_after_another():
+    """As a program of a device has them where tokens are many: the last of 200 come in its second tile."""
+    args = _sample(200, 2, 3, 5)
     reference = ple_gate(*args, 1e-6, 2)
-    with compat.interpreted():
+    with device_tiles(), compat.interpreted():
         kernel = ple_gate(*args, 1e-6, 2)
     for a, b in zip(reference, kernel):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)

@@ -117,7 +117,7 @@ def test_the_grids_of_the_shipped_kernels():
         "_predecessors_kernel": ("1",),
         "_ngram_hash_kernel": ("cdiv(T, BLOCK)",),
         "_table_gather_kernel": ("cdiv(4 * T, BLOCK_N)",),
-        "_ple_gate_kernel": ("cdiv(T, BLOCK_T)", "2"),
+        "_ple_gate_kernel": ("2", "cdiv(T, TOKENS)"),
         "_short_conv_kernel": ("cdiv(T, BLOCK_T)", "1"),
         "_short_conv_state_kernel": ("R", "1"),
         "_short_conv_kernel#2": ("cdiv(T, BLOCK_T)", "1"),
@@ -147,6 +147,7 @@ def test_the_grids_of_the_shipped_kernels():
         "_qsa_commit_kernel": ("cdiv(T, BLOCK_T)",),
         "_qsa_scores_kernel": ("cdiv(T, STEP)", "1"),
         "_top_blocks_kernel": ("T",),
+        "_seen_slots_kernel": ("T",),
         "_sparse_attention_kernel": ("T", "2", "1"),
         "_logits_rows_kernel": ("4 * R", "1"),
     }
