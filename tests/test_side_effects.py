@@ -29,6 +29,7 @@ from triton.runtime.jit import JITFunction
 import capwise
 from capwise import compat
 from capwise.backend import TraceError
+from capwise.compat.interpreter import launch_interpreted
 from capwise.models.footguns import FOOTGUNS
 
 CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch.compiler.config", "torch.fx.experimental._config")
@@ -262,7 +263,7 @@ def test_a_kernel_that_raises_in_the_interpreter_leaves_nothing_behind(make_case
 
 def test_an_error_inside_the_interpreted_block_puts_everything_back():
     with _unchanged(), pytest.raises(KeyError), compat.interpreted(), compat.interpreted():
-        assert JITFunction.run is compat._launch
+        assert JITFunction.run is launch_interpreted
         raise KeyError("on purpose")
 
 

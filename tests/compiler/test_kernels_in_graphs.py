@@ -13,6 +13,7 @@ from torch.library import triton_op, wrap_triton
 import capwise
 from capwise import compat
 from capwise.backend import check_case, programs_of
+from capwise.compat import no_device
 from capwise.models import kernel_cases as k
 from capwise.runtime.kernel_call import call_of
 from capwise.testing import withheld_contracts
@@ -133,7 +134,7 @@ def test_what_tracing_patches_is_put_back_when_it_raises():
 
 
 def test_with_a_device_nothing_is_patched(monkeypatch):
-    monkeypatch.setattr(compat, "has_device", lambda: True)
+    monkeypatch.setattr(no_device, "has_device", lambda: True)
     before = _patched()
     with compat.tracing_kernels(), compat.eager_kernels():
         assert _patched() == before
