@@ -16,7 +16,7 @@ import math
 
 import torch
 
-from capwise.ops.contract import Any, Axes, Contract, PerRequest, Rows, contract
+from capwise.ops.contract import Any, Axes, Contract, Rows, Slots, contract
 from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 from capwise.ops.metadata import NULL_PAGE
 
@@ -189,6 +189,6 @@ def scores_contract() -> Contract:
             "logical_pos": Rows("T", tail=Any()),
             "out": Rows("T", None, write=True),
         },
-        requests={"block_table": PerRequest("R", None, tail=Any())},
+        requests={"block_table": Slots("R", None, into="block_keys", null=NULL_PAGE, tail=Any())},
         locality="row",
     )

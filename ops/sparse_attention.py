@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from capwise.ops.contract import Any, Axes, Contract, PerRequest, Rows, contract
+from capwise.ops.contract import Any, Axes, Contract, Rows, Slots, contract
 from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 from capwise.ops.metadata import NULL_PAGE, page_of, pages_of
 
@@ -295,6 +295,6 @@ def sparse_attention_contract() -> Contract:
             "logical_pos": Rows("T", tail=Any()),
             "out": Rows("T", None, None, write=True),
         },
-        requests={"block_table": PerRequest("R", None, tail=Any())},
+        requests={"block_table": Slots("R", None, into="kv_cache", null=NULL_PAGE, tail=Any())},
         locality="row",
     )

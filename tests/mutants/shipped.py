@@ -51,6 +51,8 @@ def test_no_claim_of_a_shipped_op_is_refuted(op):
     assert [one.field for one in found] == known, [str(one) for one in found]
 
 
+# What persists, and is found by row numbers.
+POOLS = {axes.into for op in OPS for axes in c.declared(op).arguments.values()} - {None}
 # On a CPU the reference runs, which asks the host for nothing.
 ON_DEVICE = {"gdn_chunked_": {"syncs"}}
 
@@ -82,22 +84,49 @@ def test_a_result_is_written(op):
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op._schema.name.partition("::")[2])
 def test_a_contract_says_which_arguments_are_row_numbers(op):
-    """With a row number for all of its values an op writes that row of its state alone, and nothing with the null one:
-    the contract says so, with the number. A row may span the first dimensions."""
+    """With a row number for all of its values an op writes, or sees, that row of a tensor alone, and no row with the
+    null one: the contract says so, with the number. A row may span the first dimensions."""
     held = c.declared(op)
     for _, call in calls_of(op):
-        for (name, axes), into, lead in itertools.product(held.arguments.items(), held.state, (1, 2)):
+        pools = [n for n in call if n in POOLS and n not in held.requests]
+        for (name, axes), into, lead in itertools.product(held.arguments.items(), pools, (1, 2)):
             given = call.get(name)
-            if given is None or given.dtype not in (torch.int32, torch.int64) or isinstance(axes.tail, c.Last):
+            if given is None or given.dtype not in (torch.int32, torch.int64) or call[into].dim() <= lead:
                 continue
-            written = {row: _rows_written(op, call, name, into, row, lead) for row in (-1, 0, 1, 2)}
-            if written[1] == {1} and written[2] == {2}:
-                null = next(row for row in (0, -1) if not written[row])
-                assert (axes.into, axes.null) == (into, null), name
+            if isinstance(axes.tail, c.Last):
+                continue
+            for touched in (_rows_written, _rows_seen):
+                rows = {n: touched(op, {**call, name: torch.full_like(given, n)}, into, lead) for n in (-1, 0, 1, 2)}
+                nulls = [n for n in (0, -1) if not rows[n]]
+                if rows[1] == {1} and rows[2] == {2} and nulls:
+                    assert axes.into in POOLS and axes.null == nulls[0], name
 
 
-def _rows_written(op, call, name, into, row, lead):
-    given = {**call, into: call[into].clone(), name: torch.full_like(call[name], row)}
-    op(**given)
-    changed = (given[into] != call[into]).flatten(lead).any(lead).flatten()
+def _results(op, call):
+    mine = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in call.items()}
+    out = op(**mine)
+    outs = out if isinstance(out, tuple) else () if out is None else (out,)
+    return mine, [*outs, *(mine[n] for n in c.declared(op).state)]
+
+
+def _rows_written(op, call, into, lead):
+    after, _ = _results(op, call)
+    changed = (after[into] != call[into]).flatten(lead).any(lead).flatten()
     return set(changed.nonzero().flatten().tolist())
+
+
+def _rows_seen(op, call, into, lead):
+    """Of the first three rows, those whose content shows in results and in other rows."""
+    _, base = _results(op, call)
+    seen = set()
+    for row in range(3):
+        other = call[into].clone()
+        other.flatten(0, lead - 1)[row] = (other.flatten(0, lead - 1)[row].float() + 1).to(other.dtype)
+        _, got = _results(op, {**call, into: other})
+        kept = [g.flatten(0, lead - 1).clone() if g.shape == other.shape else g.flatten() for g in got]
+        want = [b.flatten(0, lead - 1).clone() if b.shape == other.shape else b.flatten() for b in base]
+        for g, w in zip(kept, want):
+            if g.dim() > 1:
+                g[row] = w[row]
+        seen |= {row} if any(not torch.equal(g, w) for g, w in zip(kept, want)) else set()
+    return seen
