@@ -25,8 +25,8 @@ of g over the tokens 1..i, and S the state before the first,
 
 The inverse of I + L does not need S: one launch finds it for all chunks at once, by forward substitution. Chunks are
 counted from the start of a request: what stands beside it in the batch changes no bit of its result. The way depends on
-a request's own tokens alone, which are read on the device; all launches are made whatever the batch is, except that
-fewer tokens than a long chunk has need no launch for long chunks.
+a request's own tokens alone, which are read on the device; all launches are made whatever the batch is, for as many
+long chunks as there can be of its tokens, except that fewer tokens than a long chunk has need no launch for them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ from capwise.ops.launch import block, jit, on_triton, power_of_two, tl
 
 NULL_SLOT = 0
 EPS = 1e-6
-# Tokens that go through products of matrices together. Products of 64 rows and more would go by Hopper's asynchronous
-# instructions, beside which the state does not fit into a thread's registers: no product here has so many.
+# Tokens that go through products of matrices together.
 CHUNK = 32
 # Not all targets have matrix instructions for float32: what is unrolled in their place is kept small.
 CHUNK_FLOAT32 = 16
+# Columns of the state a program, warps, and chunks on their way. One H200, 48 heads of 128 columns in bfloat16: 8192
+# tokens of 16 requests, or of one, take 745 or 932 us so, 1612 or 1875 us with the tile of float32, and 1848 or 2268 us
+# with chunks of 64 tokens.
+CHUNK_TILE, CHUNK_TILE_FLOAT32 = (64, 8, 2), (32, 4, 1)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
@@ -197,26 +200,40 @@ def _product(a, b):
 
 
 @jit
+def _long_requests(
+    starts_ptr, spec_ptr, tokens, requests, starts_stride, spec_stride,
+    LEAST: tl.constexpr, CHUNK: tl.constexpr, BLOCK_R: tl.constexpr,
+):
+    """[BLOCK_R] of all requests: number, first token, one past the last, whether it is long. Its chunks are numbered
+    from `begin` to `end` - 1, after those of the long requests before it."""
+    r = tl.arange(0, BLOCK_R)
+    at, there = starts_ptr + r.to(tl.int64) * starts_stride, r < requests
+    first = tl.load(at, mask=there, other=0).to(tl.int64)
+    past = tl.load(at + starts_stride, mask=there, other=0).to(tl.int64)
+    verifies = tl.load(spec_ptr + r.to(tl.int64) * spec_stride, mask=there, other=0) != 0
+    long = there & (past - first >= LEAST) & (verifies == 0) & (first >= 0) & (past <= tokens)
+    chunks = tl.where(long, (past - first + CHUNK - 1) // CHUNK, 0)
+    end = tl.cumsum(chunks, 0)
+    return r, first, past, long, end - chunks, end
+
+
+@jit
 def _gdn_solve_kernel(
     k_ptr, g_ptr, beta_ptr, starts_ptr, spec_ptr, inverse_ptr,
     tokens, requests, heads, key_width, k_row, k_head, k_column, g_row, g_head, beta_row, beta_head, starts_stride,
     spec_stride,
-    REPEATS: tl.constexpr, LONG: tl.constexpr, EPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_R: tl.constexpr,
+    REPEATS: tl.constexpr, LEAST: tl.constexpr, EPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """The inverse of I + L of one chunk and head. Request r has the chunks from start // CHUNK + r on, which keeps the
-    chunks of two requests apart."""
+    """The inverse of I + L of one chunk and head."""
     number, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    r = tl.arange(0, BLOCK_R)
-    starts = tl.load(starts_ptr + r.to(tl.int64) * starts_stride, mask=r < requests, other=0)
-    before = (r < requests) & (starts // CHUNK + r <= number)
-    row = (tl.maximum(tl.sum(before.to(tl.int32), 0), 1) - 1).to(tl.int64)
-    start = tl.load(starts_ptr + row * starts_stride).to(tl.int64)
-    end = tl.load(starts_ptr + (row + 1) * starts_stride).to(tl.int64)
-    verifies = tl.load(spec_ptr + row * spec_stride) != 0
-    first = start + (number - (start // CHUNK + row)) * CHUNK
-    mine = (first < end) & (end - start > LONG) & (verifies == 0) & (start >= 0) & (end <= tokens)
-    if mine:
+    _r, firsts, past, _long, begin, after = _long_requests(
+        starts_ptr, spec_ptr, tokens, requests, starts_stride, spec_stride, LEAST, CHUNK, BLOCK_R
+    )
+    mine = (begin <= number) & (number < after)
+    if tl.sum(mine.to(tl.int32), 0) > 0:
+        first = tl.sum(tl.where(mine, firsts + (number - begin) * CHUNK, 0), 0)
+        end = tl.sum(tl.where(mine, past, 0), 0)
         i = tl.arange(0, CHUNK)
         t, d = first + i, tl.arange(0, BLOCK_K)
         live = t < end
@@ -240,20 +257,25 @@ def _gdn_solve_kernel(
 def _gdn_chunk_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, state_ptr, starts_ptr, table_ptr, initial_ptr, accepted_ptr, spec_ptr,
     inverse_ptr, out_ptr,
-    tokens, slots, columns, heads, key_width, width, scale,
+    tokens, requests, slots, columns, heads, key_width, width, scale,
     q_row, q_head, q_column, k_row, k_head, k_column, v_row, v_head, v_column, g_row, g_head, beta_row, beta_head,
     state_slot, state_head, state_key, state_column, starts_stride, table_row, table_column, initial_stride,
     accepted_stride, spec_stride,
-    REPEATS: tl.constexpr, LONG: tl.constexpr, EPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    REPEATS: tl.constexpr, LEAST: tl.constexpr, EPS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
-    """Chunk by chunk: some columns of one head's state of one request that is long."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    start, end, slot, live, initial, verifies = _request(
+    """Chunk by chunk: some columns of one head's state of one request, the n-th of those that are long."""
+    n, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    r, _first, _past, long, begin, _after = _long_requests(
+        starts_ptr, spec_ptr, tokens, requests, starts_stride, spec_stride, LEAST, CHUNK, BLOCK_R
+    )
+    mine = long & (tl.cumsum(long.to(tl.int32), 0) == n + 1)
+    row = tl.sum(tl.where(mine, r, 0), 0).to(tl.int64)
+    start, end, slot, live, initial, _verifies = _request(
         row, starts_ptr, table_ptr, initial_ptr, accepted_ptr, spec_ptr, tokens, slots, columns, starts_stride,
         table_row, table_column, initial_stride, accepted_stride, spec_stride,
     )
-    if live & (end - start > LONG) & (verifies == 0):
+    if live & (tl.sum(mine.to(tl.int32), 0) > 0):
         i, d = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K).to(tl.int64)
         j = (tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)).to(tl.int64)
         inside = (d < key_width)[:, None] & (j < width)[None, :]
@@ -262,7 +284,7 @@ def _gdn_chunk_kernel(
         # The state is written where it was read: every load of this program must be over before its first store.
         tl.debug_barrier()
         kind = k_ptr.dtype.element_ty
-        number = start // CHUNK + row
+        number = tl.sum(tl.where(mine, begin, 0), 0)
         for first in range(start, end, CHUNK):
             t = first + i
             live_t = t < end
@@ -315,7 +337,7 @@ def _launch(
         table_column,
         *per_request,
     )
-    fixed = {"REPEATS": heads // k.shape[1], "LONG": long, "EPS": EPS}
+    fixed = {"REPEATS": heads // k.shape[1], "EPS": EPS}
     block_v = block(width, v, gpu=32, cpu=256)
     _gdn_step_kernel[(requests, heads, -(-width // block_v))](
         *tensors,
@@ -325,13 +347,17 @@ def _launch(
         *sizes,
         *strides,
         **fixed,
+        LONG=long,
         BLOCK_K=power_of_two(key_width),
         BLOCK_V=block_v,
     )
     if not chunk or tokens <= long:
         return
-    block_k, block_v = max(power_of_two(key_width), 16), max(block(width, v, gpu=32, cpu=256), 16)
-    chunks = tokens // chunk + requests
+    fixed |= {"LEAST": long + 1, "CHUNK": chunk, "BLOCK_R": power_of_two(requests)}
+    block_v, warps, stages = CHUNK_TILE_FLOAT32 if k.dtype == torch.float32 else CHUNK_TILE
+    block_k, block_v = max(power_of_two(key_width), 16), max(block(width, v, gpu=block_v, cpu=256), 16)
+    most = min(requests, tokens // (long + 1))
+    chunks = tokens // chunk + most
     inverse = k.new_empty(chunks, heads, chunk, chunk)
     _gdn_solve_kernel[(chunks, heads)](
         k,
@@ -350,25 +376,22 @@ def _launch(
         query_start_loc.stride(0),
         is_spec.stride(0),
         **fixed,
-        CHUNK=chunk,
-        BLOCK_R=power_of_two(requests),
         BLOCK_K=block_k,
         num_warps=1,
     )
-    # Several programs a processor hide what loading ahead would.
-    _gdn_chunk_kernel[(requests, heads, -(-width // block_v))](
+    _gdn_chunk_kernel[(most, heads, -(-width // block_v))](
         *tensors,
         inverse,
         out,
         tokens,
+        requests,
         *sizes,
         *strides,
         **fixed,
-        CHUNK=chunk,
         BLOCK_K=block_k,
         BLOCK_V=block_v,
-        num_warps=4,
-        num_stages=1,
+        num_warps=warps,
+        num_stages=stages,
     )
 
 

@@ -6,6 +6,7 @@ the kernel's constants by name, as tile sizes differ between small batches.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,8 +46,9 @@ def _fit(name: str, dim: int, launches: Sequence[Recorded]) -> str:
 
 
 def _candidates(wanted: Sequence[int], launches: Sequence[Recorded]) -> Iterator[str]:
-    """Simplest first: a number, an extent, a multiple of one or a fixed size; each also over a kernel constant. Last,
-    tiles of groups that share no tile: full ones, and one more a request or for each of a fixed number of groups."""
+    """Simplest first: a number, an extent, a multiple of one or a fixed size; each also over a kernel constant. Then
+    tiles of groups that share no tile: full ones, and one more a request or for each of a fixed number of groups. Last,
+    the requests that can have so many tokens, and the tiles of those."""
     if len(set(wanted)) == 1:
         yield str(wanted[0])
     symbols = list(launches[0].extents)
@@ -65,6 +67,9 @@ def _candidates(wanted: Sequence[int], launches: Sequence[Recorded]) -> Iterator
             full = f"{numerator} // {tile}"
             yield from (f"{full} + {symbol}" for symbol in symbols)
             yield from _clamped(full, numerator, wanted, launches)
+    for (few, all_), least in itertools.product(itertools.permutations(symbols, 2), tiles):
+        large = f"min({few}, {all_} // {least})"
+        yield from (large, *(f"{all_} // {tile} + {large}" for tile in tiles))
 
 
 def _clamped(full: str, most: str, wanted: Sequence[int], launches: Sequence[Recorded]) -> Iterator[str]:
