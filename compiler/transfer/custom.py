@@ -25,6 +25,7 @@ def declared(flow: Flow, node: fx.Node, contract: c.Contract) -> None:
     op = node.target
     assert isinstance(op, torch._ops.OpOverload)
     binding = _bind(flow, node, op, contract)
+    shifted = _shifted(flow, node, op, contract)
     _hidden(flow, node, contract)
     body(flow, node)
     _host_values(flow, node, op, contract)
@@ -33,7 +34,7 @@ def declared(flow: Flow, node: fx.Node, contract: c.Contract) -> None:
     _unnamed(flow, node, op, contract)
     for name in aten.written(op):
         _written(flow, node, op, contract, name)
-    _results(flow, node, contract, binding)
+    _results(flow, node, contract, binding, shifted)
 
 
 def _arguments(node: fx.Node, op: torch._ops.OpOverload, contract: c.Contract) -> Iterator[tuple[str, c.Axes, fx.Node]]:
@@ -52,6 +53,30 @@ def _bind(flow: Flow, node: fx.Node, op: torch._ops.OpOverload, contract: c.Cont
             if symbol is not None and len(axis) == 1 and isinstance(axis[0], Rows):
                 binding.setdefault(symbol, axis[0].symbol)
     return binding
+
+
+def _shifted(flow: Flow, node: fx.Node, op: torch._ops.OpOverload, contract: c.Contract) -> Mapping[str, Axis]:
+    """A contract speaks of rows of which the live ones come first. Where they stand behind the tail of a part that they
+    are joined to, only an op whose rows do not see each other does not mind: its results have them there too."""
+    found: dict[str, Axis] = {}
+    rows = []
+    for name, axes, arg in _arguments(node, op, contract):
+        for label, axis in zip(axes.axes, fact(arg).axes):
+            dim = parse_dim(label, name)
+            if dim.symbol is None:
+                continue
+            rows.append((name, arg, dim, axis))
+            if flow.is_padded(axis) and flow.space.layout(axis)[0] != "leading":
+                found.setdefault(dim.symbol, axis)
+    for name, arg, dim, axis in rows:
+        if dim.symbol not in found:
+            continue
+        alike = dim.scale == 1 and not dim.offset and flow.space.layout(axis) == flow.space.layout(found[dim.symbol])
+        if contract.locality != "row" or not alike:
+            message = f"{op} takes rows of {name} by numbers that padding shifts"
+            label = "live rows stand behind a tail"
+            flow.report(Hazard("CW202", node, message, label, (SEAM,), arg))
+    return found
 
 
 def _hidden(flow: Flow, node: fx.Node, contract: c.Contract) -> None:
@@ -149,7 +174,9 @@ def _written(flow: Flow, node: fx.Node, op: torch._ops.OpOverload, contract: c.C
     flow.mutate(node, target, [(a, PADDED) for a in value.axes])
 
 
-def _results(flow: Flow, node: fx.Node, contract: c.Contract, binding: Binding) -> None:
+def _results(
+    flow: Flow, node: fx.Node, contract: c.Contract, binding: Binding, shifted: Mapping[str, Axis]
+) -> None:
     value = val(node)
     parts = value if isinstance(value, (tuple, list)) else [value]
     results: list[Fact | None] = []
@@ -160,7 +187,7 @@ def _results(flow: Flow, node: fx.Node, contract: c.Contract, binding: Binding) 
             continue
         axes = [flow.space.axis(s) for s in part.shape]
         declared_axes = contract.arguments.get("out" if len(parts) == 1 else f"out{i}")
-        axes = _declared_axes(flow, axes, declared_axes, binding)
+        axes = _declared_axes(flow, axes, declared_axes, binding, shifted)
         storage = part.untyped_storage()._cdata
         tails = flow.plain_tails(axes, _promised(declared_axes))
         results.append(Fact(tuple(axes), tuple(tails), storage, "pool", node.name, inputs=inputs))
@@ -178,16 +205,22 @@ def _promised(spec: c.Axes | None) -> Tail:
     return PADDED
 
 
-def _declared_axes(flow: Flow, axes: list[Axis], spec: c.Axes | None, binding: Mapping[str, str]) -> list[Axis]:
+def _declared_axes(
+    flow: Flow, axes: list[Axis], spec: c.Axes | None, binding: Mapping[str, str], shifted: Mapping[str, Axis]
+) -> list[Axis]:
     """Sizes say how long an axis is; the contract says what it indexes, where the two agree."""
     if spec is None or len(spec.axes) != len(axes):
         return axes
     result = []
     for axis, label in zip(axes, spec.axes):
         dim = parse_dim(label, "out")
-        if dim.symbol is not None and dim.scale == 1 and binding.get(dim.symbol) is not None:
-            named: Axis = (Rows(binding[dim.symbol], 0, dim.offset or 0),)
-            axis = named if flow.space.same_size(named, axis) else axis
+        named: Axis | None = None
+        if dim.symbol is not None and dim.symbol in shifted and not dim.offset:
+            named = shifted[dim.symbol]
+        elif dim.symbol is not None and binding.get(dim.symbol) is not None:
+            named = (Rows(binding[dim.symbol], 0, dim.offset or 0),)
+        if named is not None and dim.scale == 1 and flow.space.same_size(named, axis):
+            axis = named
         result.append(axis)
     return result
 

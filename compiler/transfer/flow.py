@@ -216,7 +216,7 @@ class Flow:
         if not self.space.is_padded(value_fact.axes[dim]) or self._holds(tail, value):
             return tail
         remedies: list[Remedy] = []
-        if value is not None and self.can_fill(arg, dim) and not self._is_written_through(node, arg):
+        if value is not None and self.can_fill(arg, dim) and not self.is_written_through(node, arg):
             fixes = (Fix(arg, dim, value), *also)
             remedies.append(Remedy("fill", name or f"fill {show_value(value)}", fixes, cost=0.1))
         symbol = ", ".join(sorted(self.space.symbols(value_fact.axes[dim]) & self.space.padded))
@@ -236,7 +236,7 @@ class Flow:
             return filled(None, own=True) if value == LAST else filled(value)
         return tail
 
-    def _is_written_through(self, node: fx.Node, arg: fx.Node) -> bool:
+    def is_written_through(self, node: fx.Node, arg: fx.Node) -> bool:
         """A view of a filled copy is a view of another tensor: writes to the one do not reach the other."""
         last = self.last_write.get(fact(arg).storage)
         return last is not None and node < last and is_free(node)

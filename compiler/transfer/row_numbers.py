@@ -9,6 +9,14 @@ from capwise.facts import Tail, fact
 from capwise.transfer.flow import SEAM, Flow, Hazard, Remedy
 
 
+def want_numbered(flow: Flow, node: fx.Node, axis: Axis, what: str) -> None:
+    """A row is found by its number only where the live rows come first: behind the tail of a part that they are joined
+    to, captured numbers are others."""
+    if flow.is_padded(axis) and flow.space.layout(axis)[0] != "leading":
+        label = f"live rows of {what} stand behind a tail, at other numbers than without one"
+        flow.report(Hazard("CW202", node, "rows are found by numbers that padding shifts", label, (SEAM,)))
+
+
 def want_in_range(flow: Flow, node: fx.Node, index: fx.Node, extent: object, what: str) -> None:
     """Every padded row of `index` must be a row of an axis of this extent."""
     value = fact(index)

@@ -12,7 +12,7 @@ from capwise.axes import ONE, Axis
 from capwise.facts import FINITE, LIVE, PADDED, Fact, Tail, fact, filled, is_tensor, val
 from capwise.ops import aten
 from capwise.transfer.flow import LAST, SEAM, Fix, Flow, Hazard, Remedy, broadcast_dim, extreme
-from capwise.transfer.row_numbers import is_bounded, want_in_range, want_wrapped
+from capwise.transfer.row_numbers import is_bounded, want_in_range, want_numbered, want_wrapped
 
 
 def _arg(node: fx.Node, name: str, default: Any = None) -> Any:
@@ -37,6 +37,7 @@ def _is_mask(index: fx.Node) -> bool:
 
 def _check_index(flow: Flow, node: fx.Node, index: fx.Node, source: fx.Node, dim: int, extent: object) -> None:
     what = f"dimension {dim} of {source.name}"
+    want_numbered(flow, node, fact(source).axes[dim], what)
     if not want_wrapped(flow, node, index, fact(source).axes[dim], what):
         want_in_range(flow, node, index, extent, what)
 
@@ -155,6 +156,8 @@ def scatter(flow: Flow, node: fx.Node, row: aten.Row) -> None:
     for d, index in indices:
         # The index may run over a dimension that it shares with the target row by row.
         _check_write_range(flow, node, index, target, d)
+        if not _is_mask(index):
+            want_numbered(flow, node, fact(target).axes[d], f"dimension {d} of {target.name}")
     for dim in _padded_index_dims(flow, indices):
         if row.how.startswith("scatter") and dim != lead:
             # Rows of index and target run together here: a padded row writes a padded row.

@@ -213,7 +213,8 @@ def _select(flow: Flow, node: fx.Node) -> None:
 def _select_from_end(flow: Flow, node: fx.Node, source: fx.Node, dim: int, index: Any) -> None:
     axis = fact(source).axes[dim]
     expr = as_expr(val(index)) if isinstance(index, fx.Node) else as_expr(index) + flow.space.size(axis)
-    last = (expr - flow.space.size(axis) + 1) == 0
+    # A copy of the last live row, as a tail may hold it, is read for that row; what is written there does not reach it.
+    last = (expr - flow.space.size(axis) + 1) == 0 and not flow.is_written_through(node, source)
     flow.want(
         node,
         source,

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import capwise.ops  # noqa: F401  registers the ops
 from capwise import Live
 
 NONE: dict[str, str] = {}
@@ -20,6 +21,13 @@ def _codes(report):
 
 def _heads(x):
     return x.view(-1, 2, 2).transpose(0, 1)
+
+
+def _marks_last(x):
+    """A tail that repeats the last row is right for who reads it, and not for who writes it."""
+    marked = x.clone()
+    marked[-1] = 0.25
+    return marked, x[x.shape[0] - 1] + 0
 
 
 ELEMENTWISE = {
@@ -45,6 +53,7 @@ VIEWS = {
     "all but the first row": (lambda x: F.pad(x, (0, 0, 2, 0))[2:] * 2, 0, NONE),
     "last row": (lambda x: x * x[-1], 0, {"CW201": "fill last"}),
     "last row of a computed value": (lambda x: x * x.exp()[x.shape[0] - 1], 0, {"CW202": "fill last"}),
+    "last row written, and read from the input": (_marks_last, 1, {"CW201": "fill last", "CW202": "seam"}),
     "every second row": (lambda x: x[::2] + 1, 1, {"CW202": "seam"}),
     "a row from the end": (lambda x: x + x[-2:].sum(), 1, {"CW202": "seam"}),
     "next row": (lambda x: torch.cat([x[1:], x[:1]]) + 1, 0, NONE),
@@ -200,3 +209,47 @@ def test_tokens_and_requests_meet_by_index(name, make_case, replays):
 @pytest.mark.parametrize("name", ["last token of each request", "sums over tokens of a request", "mean over requests"])
 def test_by_seams_alone_it_is_right_too(name, make_case, replays):
     replays(make_case(BY_INDEX[name][0], _steps(), INPUTS), repair="split")
+
+
+# ---------------------------------------------------------------------------------------------------------- joined rows
+def _joined(x):
+    """The next row of each, and the first of the last: at its place behind the tail of the others."""
+    return torch.cat([x[1:], x[:1]])
+
+
+def _last(starts):
+    return (starts[1:] - 1).clamp(min=0)
+
+
+def _rows_of(index):
+    return index[:, None].expand(-1, 4)
+
+
+JOINED = {
+    "index": lambda x, starts, scale: _joined(x)[_last(starts)],
+    "two lists": lambda x, starts, scale: _joined(x)[_last(starts), _last(starts) * 0 + 1],
+    "gather": lambda x, starts, scale: _joined(x).gather(0, _rows_of(_last(starts))),
+    "embedding": lambda x, starts, scale: F.embedding(_last(starts), _joined(x)),
+    "index of two halves": lambda x, starts, scale: torch.cat([x, x * 2])[_last(starts) + 1],
+    "put": lambda x, starts, scale: _joined(x).index_put((_last(starts),), scale[:, None].expand(-1, 4)),
+    "added": lambda x, starts, scale: _joined(x).index_add(0, _last(starts), scale[:, None].expand(-1, 4)),
+    "filled": lambda x, starts, scale: _joined(x).index_fill(0, _last(starts), 0.5),
+    "scattered": lambda x, starts, scale: _joined(x).scatter(0, _rows_of(_last(starts)), _rows_of(scale)),
+    "by segments": lambda x, starts, scale: torch.ops.capwise.logits_rows(
+        _joined(x), starts.int(), torch.zeros_like(scale, dtype=torch.bool), 1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_rows_behind_a_tail_are_not_found_by_number(name, make_case, replays):
+    """Behind the tail of what they are joined to, live rows have other numbers than without one."""
+    model = JOINED[name]
+    report = replays(make_case(lambda x, starts, row, scale: model(x, starts, scale), _steps(), INPUTS)).report
+    assert len(report.seams) == 1 and "CW202" in {d.code for d in report if d.repair == "seam"}, report.programs
+
+
+def test_an_op_whose_rows_are_alone_takes_them_wherever_they_stand(make_case, replays):
+    table = torch.arange(27.0).view(9, 3)
+    report = replays(make_case(lambda x: torch.ops.capwise.ple_table_gather(_joined(x).abs().long() % 4, table))).report
+    assert not report.seams, report.programs

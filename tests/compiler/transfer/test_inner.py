@@ -151,9 +151,15 @@ def test_without_the_repair_each_of_them_is_wrong(make_case, differs):
     assert wrong >= {f"output {i}" for i in range(len(outputs))}, str(result)
 
 
-def test_what_only_the_data_decides_is_said_once(make_case, replays):
-    report = replays(make_case(lambda x: A.nonzero(x > 1).sum() + x)).report
-    assert {d.code: d.repair for d in report if d.code != "CW301"} == {"CW002": "seam"}, str(report)
+@pytest.mark.parametrize("code", ["CW002", "CW104"])
+def test_what_only_the_data_decides_is_said_once(code, make_case, replays):
+    """A size, and what is drawn."""
+    models = {
+        "CW002": lambda x: A.nonzero(x > 1).sum() + x,
+        "CW104": lambda x: A.multinomial(x.abs() + 1, 1) + x,
+    }
+    report = replays(make_case(models[code])).report
+    assert {d.code: d.repair for d in report if d.code not in ("CW301", "CW502")} == {code: "seam"}, str(report)
 
 
 def test_rows_of_a_group_stay_apart(make_case, replays):
