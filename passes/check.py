@@ -87,8 +87,7 @@ class Check(CompilerPass):
         for node in graph.nodes:
             for found in meetings(node, self.state.space):
                 if allowed(node, "CW304") is None:
-                    message = f"{node.target} reads {found.name} and writes {found.written}, which share memory"
-                    self._report(Hazard("CW304", node, message, "", (), found.arg), None)
+                    self._report(Hazard("CW304", node, str(found), "", (), found.arg), None)
 
     def _report(self, hazard: Hazard, repair: str | None) -> None:
         self.state.report.add(

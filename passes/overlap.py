@@ -27,14 +27,14 @@ class Overlap(CompilerPass):
     def run(self, graph: fx.Graph) -> bool:
         for node in graph.nodes:
             for found in meetings(node, self.state.space):
-                self._add(node, found)
+                self._add(found)
         return False
 
-    def _add(self, node: fx.Node, found: Meeting) -> None:
+    def _add(self, found: Meeting) -> None:
         hazard = Hazard(
             "CW304",
-            node,
-            f"{node.target} reads {found.name} and writes {found.written}, which share memory",
+            found.node,
+            str(found),
             "no order between the two",
             (Remedy("temporary", "temporary", arg=found.arg, cost=1.0),),
             found.arg,

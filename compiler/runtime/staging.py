@@ -79,7 +79,7 @@ class Packing:
     """
 
     def __init__(self, values: Sequence[torch.Tensor], device: torch.device, ring: HostRing) -> None:
-        self._ring, self._dense = ring, [v.is_contiguous() for v in values]
+        self._ring, self._dense = ring, [v.is_contiguous() and not (v.is_neg() or v.is_complex()) for v in values]
         self._sizes = [v.numel() * v.element_size() for v in values]
         self._starts, at = [], 0
         for size in self._sizes:
@@ -95,7 +95,8 @@ class Packing:
         held = self._ring.hold(self._landing.numel())
         base = held.data_ptr()
         for value, dense, start, size in zip(values, self._dense, self._starts, self._sizes):
-            dense_value = value if dense else value.contiguous()
+            # The bytes of a negated or conjugated view are not its values.
+            dense_value = value if dense else value.resolve_neg().resolve_conj().contiguous()
             ctypes.memmove(base + start, dense_value.data_ptr(), size)
         self._landing.copy_(held, non_blocking=True)
         self._ring.release()

@@ -22,13 +22,17 @@ _BY_DATA = ("gather", "scatter", "search", "bins", "patch", "data")
 
 @dataclass(frozen=True)
 class Meeting:
-    """Argument `name`, which holds `arg`, is read; `written` may be written at a place of it. is_sure: some element is
-    read at a place where another one is written."""
+    """Argument `name` of `node`, which holds `arg`, is read; `written` may be written at a place of it. is_sure: some
+    element is read at a place where another one is written."""
 
+    node: fx.Node
     name: str
     arg: fx.Node
     written: str
     is_sure: bool
+
+    def __str__(self) -> str:
+        return f"{self.node.target} reads {self.name} and writes {self.written}, which share memory"
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def meetings(node: fx.Node, space: Space) -> list[Meeting]:
             shared = _share(one.node, other.node, space)
             if shared is not False and not _keeps(node, one, other, space):
                 sure = bool(shared) and _is_static(op)
-                found.setdefault((one.name, one.node), Meeting(one.name, one.node, other.name, sure))
+                found.setdefault((one.name, one.node), Meeting(node, one.name, one.node, other.name, sure))
     return list(found.values())
 
 

@@ -108,9 +108,11 @@ def test_host_values_of_all_kinds_cross_in_one_buffer() -> None:
 
     ring = HostRing(1, pinned, Event)
     values = [torch.arange(5, dtype=torch.int32), torch.rand(5, 2), torch.tensor(True), torch.rand(2, 3).t()]
-    packing = Packing([torch.zeros_like(v) for v in values], torch.device("cpu"), ring)
+    turned = torch.rand(4, dtype=torch.complex64).conj()
+    values += [turned, turned.imag, torch._neg_view(torch.rand(3))]
+    packing = Packing(values, torch.device("cpu"), ring)
     for _ in range(2):
-        values = [v + v if v.is_floating_point() else v for v in values]
+        values[1] = values[1] + values[1]
         packing(values)
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(packing.landed, values))
     assert len(made) == 1 and len({t.untyped_storage()._cdata for t in packing.landed}) == 1
